@@ -36,16 +36,6 @@ def float64_for_float32():
       torch.set_default_dtype(usual)
 
 
-def reference(case):
-  """A model whose weights are numbers of bfloat16, as in released files: 1 + a norm's weight has no rounding then."""
-  model = test_parity.reference(*CASES[case])
-  with torch.no_grad():
-    for parameter in model.parameters():
-      parameter.copy_(parameter.bfloat16())
-  model.config._experts_implementation = 'eager'  # the other ones have no float64
-  return model
-
-
 def gap_of(case):
   """The largest difference of logits as a share of the largest one.
 
@@ -58,7 +48,8 @@ def gap_of(case):
 @pytest.mark.parametrize('case', CASES)
 def test_logits_in_float64_equal_those_of_transformers(case, tmp_path):
   """Rows up to 40 tokens padded on the left, and rows up to 300 tokens."""
-  model = reference(case)
+  model = test_parity.reference(*CASES[case])
+  model.config._experts_implementation = 'eager'  # the other ones have no float64
   model.save_pretrained(tmp_path)
   for count, tokens, left in ((4, 40, True), (2, 300, False)):
     config, params = test_families.loaded(tmp_path, tokens)

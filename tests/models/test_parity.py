@@ -82,6 +82,8 @@ def reference(kind, changes):
         parameter.mul_(4.0)
       if kind == 'Gemma4' and 'q_norm' in name:  # learned norms, and no 1 / √d, keep scores small
         parameter.mul_(0.3)
+      # As in released files. 1 + the weight of a norm, which both sides compute, has no rounding then.
+      parameter.copy_(parameter.bfloat16())
     for name, buffer in model.named_buffers():
       if name.endswith(('e_score_correction_bias', 'layer_scalar')):
         buffer.add_(0.3 * torch.randn_like(buffer))
