@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -39,7 +40,13 @@ def stream(task: tasks.Task, seed: int) -> tasks.Draw:
     number, kind = divmod(index, len(kinds))
     if number >= size:
       raise IndexError(index)
-    entry, (level, kind_settings, _) = datasets[kind][number], kinds[kind]
+    try:
+      entry = datasets[kind][number]
+    except (
+      RuntimeError
+    ) as error:  # such as a maze in which no path has the length that is asked for
+      raise tasks.NoQuestion(str(error)) from error
+    level, kind_settings, _ = kinds[kind]
     answer = '' if entry['answer'] is None else str(entry['answer'])
     gym = dict(name=task.name, settings=kind_settings, answer=entry['answer'])
     extra = dict(gym=gym, metadata=entry['metadata']) | level
@@ -53,7 +60,8 @@ def _dataset(task: tasks.Task, size: int, settings: JsonObject, seed: int) -> An
 
   try:
     dataset = reasoning_gym.create_dataset(task.name, seed=seed, size=size, **settings)
-    dataset[0]  # some generators check their settings only here
+    with contextlib.suppress(RuntimeError):  # it finds no question
+      dataset[0]  # some generators check their settings only here
   except Exception as error:
     raise UserError(
       f'{task.field}: {task.name!r} refuses its settings {settings} '

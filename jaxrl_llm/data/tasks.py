@@ -22,7 +22,11 @@ DEFAULT_SIZE = 1024
 # Draws in a row without a new question after which the task counts as exhausted.
 _MAX_MISSES = 500
 
-Draw = Callable[[int], Row]
+Draw = Callable[[int], Row]  # it may raise NoQuestion, or IndexError at its end
+
+
+class NoQuestion(Exception):
+  """A generator finds no question for one number of its stream; others may have one."""
 
 
 class Task(NamedTuple):
@@ -199,12 +203,15 @@ def _fill(task: Task, draws: tuple[Draw, Draw], keys: set[str]) -> tuple[list[Ro
       row = draws[side](position[side])
     except IndexError:
       break
+    except NoQuestion:
+      row = None
     position[side] += 1
-    key = question_key(row)
-    misses = misses + 1 if key in keys else 0
-    if not misses:
-      keys.add(key)
-      sets[side].append(row)
+    if row is None or question_key(row) in keys:
+      misses += 1
+      continue
+    misses = 0
+    keys.add(question_key(row))
+    sets[side].append(row)
   return sets
 
 

@@ -126,6 +126,30 @@ def test_gym_levels_are_those_of_its_own_curriculum(reasoning_gym):
   assert len(set(package.kinds(train))) == 3
 
 
+def test_gym_leaves_out_numbers_for_which_a_generator_finds_no_question(reasoning_gym, monkeypatch):
+  from reasoning_gym.factory import DATASETS
+
+  made, _ = DATASETS['chain_sum']
+  draw, asked = made.__getitem__, set()
+
+  def find(self, index):
+    asked.add(index)
+    if index % 3 == 0:
+      raise RuntimeError('no path of this length after 1000 attempts')
+    return draw(self, index)
+
+  task = dict(name='chain_sum', min_terms=4, max_terms=4)
+  everything, _ = sources.gym(data_of(tasks=(task,), size=30), 0)
+  monkeypatch.setattr(made, '__getitem__', find)
+  train, held_out = sources.gym(data_of(tasks=(task,), size=20), 5)
+  assert (len(train), len(held_out)) == (20, 5) and 0 in asked
+  first = {row.id for row in everything}
+  assert 0 < sum(row.id in first for row in train) < 30
+  monkeypatch.setattr(made, '__getitem__', lambda self, index: find(self, 0))
+  with pytest.raises(UserError, match="'chain_sum' gave no new question; change its settings"):
+    sources.gym(data_of(tasks=(task,), size=20), 0)
+
+
 def test_gym_has_a_default(reasoning_gym):
   train, held_out = sources.gym(data_of(size=10), 5)
   assert (len(train), len(held_out)) == (10, 5)

@@ -250,7 +250,9 @@ def test_key_heads_of_recurrent_layers_that_the_mesh_does_not_divide_are_refused
 
 
 def test_prompts_that_the_rows_of_an_update_do_not_divide_are_refused():
-  with pytest.raises(UserError, match='not a multiple of data × fsdp × expert × decode = 3 devices'):
+  with pytest.raises(
+    UserError, match='not a multiple of data × fsdp × expert × decode = 3 devices'
+  ):
     spec_from_config.check_rows(configs.load('tiny', ['--config.prompts=8']), _mesh(decode=3))
 
 
