@@ -1,17 +1,20 @@
 """Episodes a second with many turns: `environment.batching` lockstep against turns, beside a bound.
 
-python -m tests.bench.agent_turns [--prompts 32 --rollouts 8 --width 64 --layers 2 --repeats 3] [--smoke]
+python -m tests.bench.agent_turns [--prompts 32 --rollouts 8 --width 64 --layers 2 --repeats 3] [--plot FILE] [--smoke]
 Episodes of 4 to 16 turns whose lengths are geometric, with a mean of about 24 tokens: a model with random weights, of
 which four tokens end a turn. The steps of the environments last a log-normal time (σ = 1) whose mean is the decoding
 of a turn, and each episode has a worker of its own; the same (episode, turn) takes the same time in all cases. Both
 sample the same tokens, but for rounding. The bound is the slowest episode alone: its tokens at the time of a decode
-iteration of all rows, and its environment. Compilation is not counted, and the best of the repeats is.
+iteration of all rows, and its environment. Compilation is not counted, and the best of the repeats is. --plot draws
+when the device computes in these.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import pathlib
+import threading
 import time
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
@@ -27,9 +30,53 @@ from jaxrl_llm.learner import turn_programs
 from jaxrl_llm.rollout.turn_decode import CallLimits
 from jaxrl_llm.runner import host_step, multi_turn, setup, turn_batching
 from jaxrl_llm.types import Prompts, Rollout
-from tests.bench.lib import latency_pool, smoke
+from tests.bench.lib import latency_pool, plots, smoke
 
 ENDS = (0, 1, 2, 3)  # of about 100 tokens
+
+
+class Timeline:
+  """Seconds, since it began, between which the device computed."""
+
+  def __init__(self):
+    self._began, self._threads, self.spans = time.perf_counter(), [], []
+
+  def watch(self, call, *arguments):
+    """The results of a call, whose span lasts until they are there."""
+    start, results = time.perf_counter(), call(*arguments)
+
+    def wait():
+      jax.block_until_ready(results)
+      self.spans.append((start - self._began, time.perf_counter() - self._began))
+
+    self._threads.append(threading.Thread(target=wait))
+    self._threads[-1].start()
+    return results
+
+  def end(self) -> float:
+    """Seconds from the beginning to now, once all spans are known."""
+    took = time.perf_counter() - self._began
+    for thread in self._threads:
+      thread.join()
+    return took
+
+  def idle(self, took: float) -> float:
+    """The share of the seconds in which the device did not compute."""
+    return 1 - sum(end - start for start, end in self.spans) / took
+
+
+class WatchedDecoder(turn_batching.Decoder):
+  """Tells a timeline when the device computes."""
+
+  def __init__(self, timeline: Timeline, *arguments):
+    super().__init__(*arguments)
+    self._timeline = timeline
+
+  def begin(self, rollout):
+    return self._timeline.watch(super().begin, rollout)
+
+  def advance(self, rollout, limits):
+    return self._timeline.watch(super().advance, rollout, limits)
 
 
 def job(options: argparse.Namespace):
@@ -75,31 +122,32 @@ class Rollouts:
     """What a call gets, with the same prompts each time."""
     return host_step.build_inputs(self.context, 0, self._choice)
 
-  def lockstep(self, prompts: Prompts, begun: Rollout, draft, cap):
+  def lockstep(self, timeline: Timeline, prompts: Prompts, begun: Rollout, draft, cap):
     """Rollout and metrics of one call a turn."""
 
     def sample(begun):
-      rollout, metrics, _ = self._sample(self._state, (), prompts, begun, draft, cap)
+      call = self._sample, self._state, (), prompts, begun, draft, cap
+      rollout, metrics, _ = timeline.watch(*call)
       return sharding.fetch(rollout), metrics
 
     episodes, rows = self.context.episodes, self.context.tables.train.rows_of(prompts)
     return episodes.play(sample, prompts, rows, begun, multi_turn.Limits(int(cap), episodes.turns))
 
-  def turns(self, prompts: Prompts, begun: Rollout, draft, cap):
+  def turns(self, timeline: Timeline, prompts: Prompts, begun: Rollout, draft, cap):
     """Rollout and metrics of batched turns."""
     episodes, rows = self.context.episodes, self.context.tables.train.rows_of(prompts)
     limits = multi_turn.Limits(int(cap), episodes.turns)
     play = turn_batching.Play(episodes, prompts, rows, begun, limits)
     ready = episodes.batching.ready or max(1, len(begun.length_B) // 4)
-    decoder = turn_batching.Decoder(self._programs, self._state, prompts, cap)
+    decoder = WatchedDecoder(timeline, self._programs, self._state, prompts, cap)
     return play.run(decoder, CallLimits(ready, episodes.batching.iterations))
 
   def timed(self, name: str, mean_s: float):
-    """(seconds, rollout, metrics)."""
+    """(seconds, timeline, rollout, metrics)."""
     prompts, *more = self.open(mean_s)
-    began = time.perf_counter()
-    rollout, metrics = getattr(self, name)(prompts, *more)
-    return time.perf_counter() - began, rollout, metrics
+    timeline = Timeline()
+    rollout, metrics = getattr(self, name)(timeline, prompts, *more)
+    return timeline.end(), timeline, rollout, metrics
 
   def bound_s(self, rollout: Rollout, iteration_s: float) -> float:
     """The slowest episode if it never waited for another one."""
@@ -139,7 +187,7 @@ def main(options: argparse.Namespace) -> None:
   rollouts = Rollouts(context, (4, 16) if not options.smoke else (2, 4))
   # The first one compiles.
   runs = [rollouts.timed('turns', 0.0) for _ in range(1 + options.repeats)][1:]
-  seconds, warm, metrics = min(runs, key=lambda run: run[0])
+  seconds, _, warm, metrics = min(runs, key=lambda run: run[0])
   iteration_s = seconds / metrics['generate/rounds']
   sampled = (warm.turns.number_BxT >= 0).sum()
   count = int((warm.turns.number_BxT.max(1) + 1).sum())
@@ -148,8 +196,9 @@ def main(options: argparse.Namespace) -> None:
   best, found = {}, {}
   for _ in range(options.repeats):
     for name in ('lockstep', 'turns'):
-      took, *found[name] = rollouts.timed(name, mean_s)
-      best[name] = min(best.get(name, took), took)
+      took, timeline, *found[name] = rollouts.timed(name, mean_s)
+      if name not in best or took < best[name][0]:
+        best[name] = took, timeline
   same = equal_rows(found['lockstep'][0], found['turns'][0])
   rollout, metrics = found['turns']
   bound_s, episodes = rollouts.bound_s(rollout, iteration_s), len(rollout.length_B)
@@ -163,15 +212,32 @@ def main(options: argparse.Namespace) -> None:
     f'{episodes} episodes, {count / episodes:.1f} turns of {sampled / count:.1f} tokens; an iteration takes '
     f'{1e3 * iteration_s:.2f} ms, an environment {1e3 * mean_s:.0f} ms; load {os.getloadavg()[0]:.1f}\n'
   )
-  print('| batching | seconds | episodes a second | share of the bound | encoded per new token |')
-  print('|---|---|---|---|---|')
-  for name, took in best.items():
-    print(
-      f'| {name} | {took:.2f} | {episodes / took:.1f} | {bound_s / took:.2f} | {encoded[name] / new:.2f} |'
-    )
   print(
-    f'\nturns over lockstep: {best["lockstep"] / best["turns"]:.2f}; rows with equal tokens {same:.3f}'
+    '| batching | seconds | episodes a second | share of the bound | device idle | encoded per new token |'
   )
+  print('|---|---|---|---|---|---|')
+  for name, (took, timeline) in best.items():
+    print(
+      f'| {name} | {took:.2f} | {episodes / took:.1f} | {bound_s / took:.2f} | {timeline.idle(took):.2f} | '
+      f'{encoded[name] / new:.2f} |'
+    )
+  ratio = best['lockstep'][0] / best['turns'][0]
+  print(f'\nturns over lockstep: {ratio:.2f}; rows with equal tokens {same:.3f}')
+  if options.plot:
+    draw(options.plot, best)
+
+
+def draw(path: pathlib.Path, best: dict[str, tuple[float, Timeline]]) -> None:
+  """When the device computes, by batching."""
+  with plots.svg(path) as (figure, (axes,)):
+    figure.set_figheight(1.8)
+    for row, (took, timeline) in enumerate(best.values()):
+      spans = [(start, end - start) for start, end in timeline.spans]
+      axes.broken_barh(spans, (row - 0.3, 0.6))
+      axes.text(took, row, f' idle {timeline.idle(took):.0%}', va='center')
+    axes.set_yticks(range(len(best)), list(best))
+    axes.set(xlabel='seconds; the device computes in the bars')
+    axes.margins(x=0.12)
 
 
 if __name__ == '__main__':
@@ -184,4 +250,5 @@ if __name__ == '__main__':
   parser.add_argument('--ready', type=int, default=0)
   parser.add_argument('--iterations', type=int, default=16)
   parser.add_argument('--repeats', type=int, default=3)
+  parser.add_argument('--plot', type=pathlib.Path, help='an SVG file; needs the extra plot')
   main(smoke.parse(parser, prompts=2, rollouts=4, width=16, layers=1, tokens=160, repeats=1))
