@@ -204,15 +204,24 @@ def loops(spec: StepSpec, text: str) -> list[hlo_decode.Loop]:
   fewer = ring_decode.fewer_slots(decode, spec.layout.prompt_tokens, rows)
   counts = [rows, *(() if spec.rollout.carried_calls else fewer)]
   cache = [(n, K, width, d) for n in counts for K, d in sizes for width in widths]
-  parts = sharding.rows_shards(spec.layout.mesh, sharding.SAMPLED_FEATURES)
-  vocab = -(-spec.model.config.vocab // parts)
+  numbers = _numbers_of_a_row(spec, {*widths, spec.layout.prompt_tokens})
   return hlo_decode.decode_loops(
     text,
     f'{ring_decode.LOOP_SCOPE}/',
     cache,
     hlo_update.slice_size(spec),
-    logits=[n * vocab for n in counts],
+    others=[n * size for n in counts for size in numbers],
   )
+
+
+def _numbers_of_a_row(spec: StepSpec, attended: set[int]) -> set[int]:
+  """Sizes of a row's arrays besides keys and values: logits, and scores of all heads with `attended` tokens."""
+  model, parts = (
+    spec.model.config,
+    sharding.rows_shards(spec.layout.mesh, sharding.SAMPLED_FEATURES),
+  )
+  heads = {model.heads, model.heads // parts}  # not all meshes divide them
+  return {-(-model.vocab // parts)} | {n * tokens for n in heads for tokens in attended}
 
 
 def measure(spec: StepSpec, survival_T: np.ndarray | None = None) -> JsonObject:

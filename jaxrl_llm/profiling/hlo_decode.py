@@ -80,16 +80,16 @@ def decode_loops(
   mark: str,
   cache_dims: Sequence[Sequence[int]],
   slice_size: int = 0,
-  logits: Collection[int] = (),
+  others: Collection[int] = (),
 ) -> list[Loop]:
   """The outermost loops whose op_name contains `mark`, with the copies and collectives of one iteration.
 
   `cache_dims`: (rows, key-value heads, tokens, head width) of the keys of each layer on one device, with heads before
   sharding; layers may differ in tokens. A copy is an instruction that is not an update in place, depends on values
   that the loop changes, and has as many elements as one or more of the carried caches. An array of another shape with
-  as many as `logits` states is none: logits may have the size of several caches. A collective is `fixed` if it depends
-  only on values that the loop carries unchanged. All branches of a condition count. Each `slice_size` consecutive
-  devices form a slice; 0 = all of them.
+  a size among `others` is none: logits and scores may have the size of several caches. A collective is `fixed` if it
+  depends only on values that the loop carries unchanged. All branches of a condition count. Each `slice_size`
+  consecutive devices form a slice; 0 = all of them.
   """
   program = hlo.parse(text)
   places = _Places(device_count(text), slice_size)
@@ -100,7 +100,7 @@ def decode_loops(
     if i.opcode == 'while' and mark in hlo.op_name(i)
   ]
   nested = {c for _, i in marked for c in hlo.reachable(program, hlo.attribute(i, 'body'))}
-  sizes = frozenset(logits)
+  sizes = frozenset(others)
   return [
     _analyze(program, i, cache_dims, places, sizes) for name, i in marked if name not in nested
   ]
@@ -128,13 +128,13 @@ def _analyze(
   loop: hlo.Instruction,
   cache_dims: Sequence[Sequence[int]],
   places: _Places,
-  logits: frozenset[int],
+  others: frozenset[int],
 ) -> Loop:
   body = hlo.attribute(loop, 'body')
   carried = [(a, max(_layer_size(a, dims) for dims in cache_dims)) for a in loop.arrays]
   cache = tuple(a for a, size in carried if size)
   walk = _Walk(program, {s for _, s in carried if s}, sum(a.size for a in cache), places)
-  walk.is_other = lambda a: a.size in logits and not any(_layer_size(a, d) for d in cache_dims)
+  walk.is_other = lambda a: a.size in others and not any(_layer_size(a, d) for d in cache_dims)
   unchanged = _unchanged(program[body], len(loop.arrays))
   for computation in (body, hlo.attribute(loop, 'condition')):
     walk.run(computation, [unchanged], 1, record=True)

@@ -19,7 +19,7 @@ from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.models import decoder
-from jaxrl_llm.profiling import hlo
+from jaxrl_llm.profiling import hlo, hlo_decode
 from jaxrl_llm.types import UserError
 
 needs_libtpu = pytest.mark.skipif(
@@ -94,6 +94,17 @@ def test_the_fused_step_of_a_tpu(axis, tmp_path, monkeypatch, capsys):
   assert report['roofline']['tokens_per_s'] > 0
   output = capsys.readouterr().out
   assert 'fits' in output and 'tokens/s' in output and 'PROBLEM' not in output
+
+
+@needs_libtpu
+def test_scores_and_logits_are_no_copies_of_keys(monkeypatch):
+  """Eight rows and one of two heads on a device, 24 columns of own tokens, 16 of a prompt, half of 128 logits."""
+  found = {}
+  monkeypatch.setattr(hlo_decode, 'decode_loops', lambda *_, **given: found.update(given))
+  made = spec(mesh=dict(data=1, fsdp=2, tensor=2))
+  compile_report.loops(made, '')
+  vocab = made.model.config.vocab
+  assert {8 * 24, 8 * 16, 8 * vocab // 2} <= {*found['others']}
 
 
 @needs_libtpu

@@ -198,7 +198,7 @@ def test_logits_of_the_size_of_the_keys_are_no_copy():
   text = PROGRAM.format(carry=CARRY, keys=KEYS, lines=lines, written='f', more='')
   found = lambda **sizes: hlo_decode.decode_loops(text, 'decode/', [CACHE], **sizes)[0].copies  # noqa: E731
   assert [copy.opcode for copy in found()] == ['convert', 'copy']
-  assert [copy.opcode for copy in found(logits=[8 * 3072])] == ['copy']
+  assert [copy.opcode for copy in found(others=[8 * 3072])] == ['copy']
 
 
 GATHER = (
