@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -16,6 +18,9 @@ from jaxrl_llm.types import ModelConfig
 
 # x [B, Q, D], weights [B, Q, k] and experts [B, Q, k] of tokens.
 _Tokens = tuple[jax.Array, jax.Array, jax.Array]
+# Arrays on a device have a row for each expert of each token of all devices: in the worst case all are its own. More
+# tokens are taken one part after the other.
+_MOST_ROWS = 2**16
 
 
 class Weights(NamedTuple):
@@ -180,10 +185,14 @@ def dispatch(
   its rows: one all-gather and one reduce-scatter. Features that span devices add a sum over the tensor axis.
   """
   tokens = x_BxQxD, weight_BxQxk, expert_BxQxk
-  # An enclosing shard_map has split rows and kernels already: these kernels are the device's own.
-  if sharding.is_manual(sharding.EXPERTS):
+
+  def gather_and_mix(tokens, weights):
     gathered = jax.lax.all_gather(tokens, *sharding.EXPERTS, tiled=True)
     return _scatter_sum(_over_features(config, _localize(*gathered, weights.gate), weights))
+
+  # An enclosing shard_map has split rows and kernels already: these kernels are the device's own.
+  if sharding.is_manual(sharding.EXPERTS):
+    return _in_parts(functools.partial(gather_and_mix, weights=weights), tokens)
   row_axes, token_axes, expert_axes = (
     sharding.axes_that_divide(axes, size)
     for axes, size in (
@@ -202,8 +211,7 @@ def dispatch(
     if sharding.EXPERTS[0] not in row_axes:
       local_tokens = _localize(*tokens, weights.gate)
       return jax.lax.psum(_over_features(config, local_tokens, weights), expert_axes)
-    gathered = jax.lax.all_gather(tokens, *expert_axes, tiled=True)
-    return _scatter_sum(_over_features(config, _localize(*gathered, weights.gate), weights))
+    return _in_parts(functools.partial(gather_and_mix, weights=weights), tokens)
 
   spec = PartitionSpec(row_axes or None, token_axes or None)
   return jax.shard_map(
@@ -213,6 +221,24 @@ def dispatch(
     axis_names=sharding.free_axes() - {*sharding.FEATURES},
     check_vma=False,
   )(tokens, weights)
+
+
+def _in_parts(fn: Callable[[_Tokens], jax.Array], tokens: _Tokens) -> jax.Array:
+  """fn(tokens), which gathers the tokens of all devices: of all columns at once, or of some after others.
+
+  The gradient computes each part again, so that the arrays of one are in memory and not those of all.
+  """
+  (B, Q, _), k = tokens[0].shape, tokens[1].shape[-1]
+  count = min(Q, -(-B * Q * k * jax.lax.axis_size(*sharding.EXPERTS) // _MOST_ROWS))
+  if count == 1:
+    return fn(tokens)
+
+  def split(x):
+    x = jnp.pad(x, ((0, 0), (0, -Q % count), (0, 0)))  # with weights of 0
+    return jnp.moveaxis(x.reshape(B, count, -1, x.shape[-1]), 1, 0)
+
+  out = jax.lax.map(jax.checkpoint(fn), jax.tree.map(split, tokens))
+  return jnp.moveaxis(out, 0, 1).reshape(B, -1, out.shape[-1])[:, :Q]
 
 
 def _localize(x: jax.Array, weight: jax.Array, expert: jax.Array, gate: linear.Kernel) -> _Tokens:

@@ -17,7 +17,7 @@ from jaxrl_llm.learner import empty_records, spec_from_config
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.learner.step_spec import full_bins
-from jaxrl_llm.models import decoder
+from jaxrl_llm.models import decoder, moe
 from jaxrl_llm.profiling import hlo_decode, hlo_update
 from jaxrl_llm.types import Batch, ModelConfig, Prompts, UserError
 
@@ -111,6 +111,18 @@ def train(spec):
   return history, state
 
 
+def assert_same(one, one_state, many, many_state):
+  """Equal tokens, and metrics and parameters but for rounding."""
+  for (tokens, metrics), (tokens8, metrics8) in zip(one, many, strict=True):
+    np.testing.assert_array_equal(tokens, tokens8)
+    for name, value in metrics.items():
+      np.testing.assert_allclose(metrics8[name], value, atol=1e-4, rtol=1e-4, err_msg=name)
+  for a, b in zip(
+    jax.tree.leaves(one_state.params), jax.tree.leaves(many_state.params), strict=True
+  ):
+    np.testing.assert_allclose(a, b, atol=1e-4)
+
+
 @functools.cache
 def alone(model):
   return train(spec(model, False))
@@ -145,15 +157,24 @@ def alone(model):
 def test_every_mesh_gives_the_tokens_and_metrics_of_one_device(model, remat, mesh):
   one, one_state = alone('mixture' if model == 'replayed' else model)
   many, many_state = train(spec(model, remat, **mesh))
-  for (tokens, metrics), (tokens8, metrics8) in zip(one, many, strict=True):
-    np.testing.assert_array_equal(tokens, tokens8)
-    for name, value in metrics.items():
-      np.testing.assert_allclose(metrics8[name], value, atol=1e-4, rtol=1e-4, err_msg=name)
-  for a, b in zip(
-    jax.tree.leaves(one_state.params), jax.tree.leaves(many_state.params), strict=True
-  ):
-    np.testing.assert_allclose(a, b, atol=1e-4)
+  assert_same(one, one_state, many, many_state)
   _assert_sharded(many_state, mesh)
+
+
+def test_experts_that_take_tokens_in_parts_give_the_same(monkeypatch):
+  """Of 4 devices with experts, as many tokens at once as have 96 rows: 8 of each device, with 3 experts each."""
+  one, one_state = alone('mixture')
+  rows, localize = set(), moe._localize
+
+  def watched(x_BxQxD, weight_BxQxk, *more):
+    rows.add(weight_BxQxk.size)
+    return localize(x_BxQxD, weight_BxQxk, *more)
+
+  monkeypatch.setattr(moe, '_MOST_ROWS', 96)
+  monkeypatch.setattr(moe, '_localize', watched)
+  many, many_state = train(spec('mixture', True, fsdp=2, expert=4))
+  assert rows and max(rows) <= 96
+  assert_same(one, one_state, many, many_state)
 
 
 def _assert_sharded(state, mesh):
