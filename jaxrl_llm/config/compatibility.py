@@ -140,13 +140,10 @@ _LEARNER = (
     'the kernel needs all tokens of a row on one device',
     'set --config.mesh.context=1, or --config.learner.attention=xla',
   ),
-  *_rows(
-    (_SPLASH,),
-    (
-      Condition('model.window', label='a model with a sliding window'),
-      Condition('model.sinks', label='a model with attention sinks'),
-    ),
-    'the kernel attends to all earlier tokens of a row, and its softmax has no sinks',
+  Row(
+    _SPLASH,
+    Condition('model.chunked', label='a model with chunked attention'),
+    "the kernel's windows slide with each token",
     'set --config.learner.attention=xla',
   ),
   *_rows(

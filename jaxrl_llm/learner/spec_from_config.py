@@ -73,10 +73,10 @@ def _model_facts(
   """Facts for `compatibility` of the policy, its teacher, and the devices."""
   facts = {f'mesh.{axis}': mesh.shape[axis] for axis in sharding.AXES[2:]}
   models = [model] if teacher is None else [model, teacher]
-  of_model = {name: getattr(model, name) for name in ('experts', 'latent', 'chunked')}
+  of_model = {name: getattr(model, name) for name in ('experts', 'latent')}
   of_models = dict(
     window=max(m.window for m in models),
-    sinks=any(m.sinks for m in models),
+    chunked=any(m.chunked for m in models),
     recurrent=any(m.is_recurrent for m in models),
   )
   return facts | {f'model.{name}': value for name, value in (of_model | of_models).items()}

@@ -331,6 +331,8 @@ class SelfAttention(Mixer):
     if c.sinks:
       scores['sink_H'] = self.sinks.score[...]
     if context.attend is not None:
+      if masks.slides is not None:
+        scores |= dict(window=c.window, slides=masks.slides)
       out = context.attend(q, kv, context.shared, masks.prompt_mask, **scores)
     else:
       prompt = context.shared and KeyValues(*context.shared, masks.prompt_mask)

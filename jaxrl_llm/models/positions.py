@@ -151,6 +151,8 @@ class LayerMasks(NamedTuple):
   query_factor_BxQ: jax.Array | None = None  # on rotated queries
   # bool []: whether rotated queries and keys are normed; None: in no layer
   is_normed: jax.Array | None = None
+  # whether a window slides over columns that are one token each; None: there is no window, or the mask alone says which
+  slides: bool | jax.Array | None = None
 
 
 def layer_kinds(config: ModelConfig) -> tuple[list[tuple[bool, bool]], tuple[int, ...]]:
@@ -203,7 +205,8 @@ def masks_of_kinds(
       factor = jnp.ones_like(factor)
     if config.qk_norm == 'rotated':
       is_normed = jnp.asarray(rotated)
-    return LayerMasks(rope, mask, prompt, factor, is_normed)
+    has_window = config.window and not config.chunked and sliding_mask_BxQxS is None
+    return LayerMasks(rope, mask, prompt, factor, is_normed, slides if has_window else None)
 
   query_factor_BxQ = _query_factor(config, positions_BxQ)
   return [masks(*kind) for kind in layer_kinds(config)[0]]

@@ -111,7 +111,7 @@ def smaller_updates(config: Config, spec: StepSpec) -> Iterator[Changes]:
     yield dict(changes)
     bins //= 2
   on_tpu = spec.layout.mesh.devices.flat[0].platform == 'tpu'
-  whole_rows = spec.layout.mesh.shape['context'] == 1 and not spec.model.config.window
+  whole_rows = spec.layout.mesh.shape['context'] == 1 and not spec.model.config.chunked
   if on_tpu and whole_rows and spec.update.attention is None:
     yield changes | {'learner.attention': 'splash'}
   if config.optimizer.fn == 'adamw' and config.optimizer.moments_dtype == 'float32':

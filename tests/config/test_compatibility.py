@@ -122,7 +122,6 @@ FACTS = {
   'model.latent': 16,
   'model.recurrent': True,
   'model.window': 8,
-  'model.sinks': True,
   'rewards.batched': 'group',
 }
 
@@ -195,9 +194,9 @@ def test_conditions_on_unknown_facts_do_not_hold():
   splash = loading.load('', ['--config.learner.attention=splash'])
   compatibility.check(splash)
   with pytest.raises(
-    UserError, match='a model with window=8: .*; set --config.learner.attention=xla'
+    UserError, match='a model with chunked attention: .*; set --config.learner.attention=xla'
   ):
-    compatibility.check(splash, {'model.window': 8})
+    compatibility.check(splash, {'model.chunked': True})
 
 
 def test_the_published_table_is_up_to_date():
