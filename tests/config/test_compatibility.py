@@ -194,7 +194,7 @@ def test_conditions_on_unknown_facts_do_not_hold():
   splash = loading.load('', ['--config.learner.attention=splash'])
   compatibility.check(splash)
   with pytest.raises(
-    UserError, match='a model with chunked attention: .*; set --config.learner.attention=xla'
+    UserError, match='a model with chunked=True: .*; set --config.learner.attention=xla'
   ):
     compatibility.check(splash, {'model.chunked': True})
 
