@@ -71,6 +71,9 @@ def test_decoding_spreads_features_over_devices_that_share_rows_in_the_update():
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
     compiled = jax.jit(sharding_lib.layer_gather(mesh)).lower(layer).compile()
   assert compiled.output_shardings['up']['kernel'].spec == PartitionSpec(None, 'tensor')
+  keys = [jax.ShapeDtypeStruct((8, heads, 16, 4), 'float32') for heads in (2, 4)]
+  specs = [x.spec for x in sharding_lib.cache_layout(keys, mesh)]
+  assert specs == [PartitionSpec(sharding_lib.ROWS), PartitionSpec(sharding_lib.ROWS, both)]
   sampled, updated = sharding_lib.ROWS, sharding_lib.UPDATE_ROWS
   assert [sharding_lib.rows_shards(mesh, axes) for axes in (sampled, updated)] == [2, 4]
 
