@@ -45,6 +45,8 @@ WITNESS = dict(
   rorecomp=lambda row: row['replay/rows'] > 0 and row['replay/priority_rows'] > 0,
   gdpo=lambda row: row['critic/score/bare_number'] == 1 / G,
   stepwiser=lambda row: row['critic/score/steps'] == 1 / G,
+  sdpo=lambda row: row['distillation/solved'] > 0,
+  opsd=lambda row: row['distillation/solved'] > 0,
   openrs=lambda row: row['critic/score/pairwise'] == row['critic/score/bare_number'] == 1 / G,
   ttrl=lambda row: 0 < row['critic/vote_share'] < 1,
   chord=lambda row: row['actor/sft_loss'] > 0 and row['actor/sft_share'] > 0,
@@ -128,6 +130,8 @@ def shrink_objective(c) -> None:
     c.objective.entropy_bonus.target = 9.0  # above that of an untrained model
   if c.objective.reference.fn == 'refreshed':
     c.objective.reference.every = 1
+  if 'prompt_tokens' in c.objective.distillation:
+    c.scratch.max_tokens, c.objective.distillation.prompt_tokens = 128, 100  # of characters
   if c.objective.reference.fn == 'reincarnated':
     c.objective.reference.after = 1
 

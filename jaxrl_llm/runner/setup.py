@@ -150,13 +150,15 @@ def _check_sizes(config: Config, model: Model, prompts: int) -> None:
       f'config.prompts={config.prompts} is more than the {prompts} prompts of the data; '
       'lower it, or raise config.data.size.'
     )
-  tokens = config.prompt_tokens + config.completion_tokens
+  longest = config.longest_prompt_tokens
+  tokens = longest + config.completion_tokens
   limit = positions.for_context(model.config, tokens).max_tokens
   if tokens > limit:
     scratch = config.model == 'scratch'
+    section = 'objective.distillation.' if longest > config.prompt_tokens else ''
     reads = 'config.scratch.max_tokens=' if scratch else f'config.model={config.model!r} reads '
     raise UserError(
-      f'config.prompt_tokens={config.prompt_tokens} and config.completion_tokens={config.completion_tokens} are '
+      f'config.{section}prompt_tokens={longest} and config.completion_tokens={config.completion_tokens} are '
       f'{tokens} together, and {reads}{limit}; lower one of them{", or raise that" if scratch else ""}.'
     )
 
@@ -172,9 +174,11 @@ def _step_spec(
     # Hints and environments change prompts, which may then begin otherwise.
     prefix = prompt_prefix.shared_tokens(tables.train.tokens, mesh.devices.flat[0].platform)
     spec = spec._replace(layout=spec.layout._replace(prefix_tokens=prefix))
-  if spec.objective.method.needs_demo:
-    field = f'config.objective.sft_loss.fn={config.objective.sft_loss.fn!r}'
-    data.check_demonstrations(tables.train.rows, tokenizer, field)
+  for stage in ('sft_loss', 'distillation'):
+    name = config.objective[stage].fn
+    if name == 'solved_by_data' or (stage == 'sft_loss' and spec.objective.method.needs_demo):
+      field = f'config.objective.{stage}.fn={name!r}'
+      data.check_demonstrations(tables.train.rows, tokenizer, field)
   return spec
 
 
