@@ -54,6 +54,7 @@ TESTS = {
   'replay.reuse=mixed_groups': 'tests/replay/test_rollout_buffer.py',
   'replay.reuse=recomposed': 'tests/replay/test_recomposition.py',
   'replay.reuse=self_imitation': 'tests/replay/test_self_imitation.py',
+  'replay.reuse=shared': 'tests/replay/test_shared_rollouts.py',
   'replay.collect': 'tests/replay/test_dynamic_sampling.py',
   'curriculum.hint': 'tests/curriculum/test_hint_rules.py',
   'curriculum.labels': 'tests/curriculum/test_labels.py',

@@ -218,7 +218,8 @@ class ReplayConfig(Section):
   # successes(count): right rollouts of earlier visits beside new ones; mixed_groups(share): groups of recent steps in
   # slots of their own, beside those of the sampled prompts; self_imitation(share, weight): good rollouts of recent
   # steps, in a loss term of their own; recomposed(kept): short right and long wrong rollouts, and the others later;
-  # contrast_pairs(share, draws): pairs of a group's best and worst rollouts, resampled by their difference
+  # contrast_pairs(share, draws): pairs of a group's best and worst rollouts, resampled by their difference;
+  # shared(folder, share): groups of other runs that write to the same folder, tokenized and graded anew
   reuse: Stage = stage('none')
 
 

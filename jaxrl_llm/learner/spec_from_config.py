@@ -152,6 +152,7 @@ def make_spec(
       prompts=config.prompts,
       replayed=slots - config.prompts,
       imitates=config.replay.reuse.fn == 'self_imitation',
+      shares=config.replay.reuse.fn == 'shared',
       prompt_tokens=config.prompt_tokens,
       group=group,
       slots_per_prompt=_slots_per_prompt(config, rule),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm import curriculum, data, environments, models, objective, replay, rewards
+from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.config import stages
 from jaxrl_llm.config.schema import Config, Stage, typed
 from jaxrl_llm.distributed import sharding
@@ -233,6 +235,9 @@ def _replay_buffers(
   config: Config, spec: StepSpec, mesh: jax.sharding.Mesh, rows: int
 ) -> ReplayBuffers:
   shards = sharding.rows_shards(mesh)
+  store = stages.pick(replay.reuse, config.replay.reuse, 'replay.reuse')()
+  if isinstance(store, replay.SharedRollouts):
+    _check_shared_folder(store.folder)
   return ReplayBuffers(
     unfinished=replay.PartialRollouts(config.rollouts, config.rollout.max_age, shards)
     if spec.rollout.continues
@@ -240,9 +245,21 @@ def _replay_buffers(
     drafts=replay.Drafts(config.rollouts, config.rollout.draft_memory_mb)
     if spec.rollout.drafts.verify
     else None,
-    reuse=stages.pick(replay.reuse, config.replay.reuse, 'replay.reuse')(),
+    reuse=store,
     collector=_collector(config, rows, spec.objective.method),
   )
+
+
+def _check_shared_folder(folder: str) -> None:
+  if jax.process_count() > 1:
+    raise UserError(
+      f"config.replay.reuse.fn='shared' reads a folder in one process alone, and there are {jax.process_count()}; "
+      'start one.'
+    )
+  if problem := safe_files.file_write_problem(os.path.join(folder, 'run')):
+    raise UserError(
+      f'config.replay.reuse.folder={folder!r} cannot be written ({problem}); name another folder.'
+    )
 
 
 def _collector(
