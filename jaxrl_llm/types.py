@@ -114,6 +114,13 @@ class Rollout(NamedTuple):
   noise_BxT: Array | None = None
 
 
+class Solutions(NamedTuple):
+  """Each completion's prompt with a known solution in it, which a teacher reads instead of the plain prompt."""
+
+  tokens_BxL: Array  # int32, right-padded
+  length_B: Array  # int32, in tokens; 0 where no solution is known
+
+
 class Batch(NamedTuple):
   """The input of `update`. An empty batch has length_B = 0 everywhere.
 
@@ -146,6 +153,7 @@ class Batch(NamedTuple):
   parts_BxK: Array | None = None
   # float32 in [0, 1], success by row; only on the host. None: correct_B
   success_B: Array | None = None
+  solutions: Solutions | None = None  # None: the method has no teacher that reads them
 
   @property
   def success(self) -> Array:

@@ -38,6 +38,8 @@ STAGES = (
 TESTS = {
   'objective.sft_loss': 'tests/objective/test_sft_loss.py',
   'objective.distillation': 'tests/objective/test_distillation.py',
+  'objective.distillation=solved_by_group': 'tests/learner/test_solutions.py',
+  'objective.distillation=solved_by_data': 'tests/learner/test_solutions.py',
   'objective.entropy_bonus': 'tests/learner/test_entropy_bonus.py',
   'objective.reference': 'tests/learner/test_update_methods.py',
   'rollout.pruning': 'tests/rollout/test_pruning.py',
@@ -52,6 +54,7 @@ TESTS = {
   'replay.reuse=mixed_groups': 'tests/replay/test_rollout_buffer.py',
   'replay.reuse=recomposed': 'tests/replay/test_recomposition.py',
   'replay.reuse=self_imitation': 'tests/replay/test_self_imitation.py',
+  'replay.reuse=shared': 'tests/replay/test_shared_rollouts.py',
   'replay.collect': 'tests/replay/test_dynamic_sampling.py',
   'curriculum.hint': 'tests/curriculum/test_hint_rules.py',
   'curriculum.labels': 'tests/curriculum/test_labels.py',

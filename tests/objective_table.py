@@ -1180,6 +1180,25 @@ METHODS = {
     reinforce(raw, tok, lambda s, d: np.minimum(rho(d), 1.1)),
     value=False,
   ),
+  'sdpo': Row(
+    dict(
+      advantage=dict(fn='raw', baseline=0.5),
+      importance_correction=dict(fn='token_truncate', high=1.1),
+      trust_region=dict(fn='cap', most=1.2),
+      aggregation='token_mean',
+    ),
+    reinforce(raw, tok, lambda s, d: np.minimum(rho(d), 1.1) * np.minimum(np.exp(s - d.old), 1.2)),
+  ),
+  'opsd': Row(
+    dict(
+      advantage=dict(fn='raw', baseline=0.5),
+      ratio='one',
+      trust_region='none',
+      aggregation='token_mean',
+    ),
+    reinforce(raw, tok),
+    value=False,
+  ),
   'k1': Row(
     dict(kl=dict(fn='k1', coef=0.05)), with_kl(lambda x, s, d: x - d.reference), on_policy=False
   ),

@@ -20,7 +20,7 @@ LEVELS = {
   'official code, read': (
     *('apriel', 'april', 'areal_interpolated', 'bots', 'chord', 'dars', 'dars_top_ups', 'dot', 'dots'),
     *('echo', 'exopd', 'greso', 'latr', 'mc_grpo', 'mopps', 'nudge_rl', 'olr', 'oprl'),
-    *('ppo_ewma', 'seeupo', 'spec_rl', 'ttrl'),
+    *('ppo_ewma', 'seeupo', 'spec_rl', 'swarm', 'ttrl'),
   ),
   'paper': (
     *('alp', 'areal', 'decoupled_ppo', 'dynamic_sampling', 'knapsack', 'lora', 'ppo', 'qlora', 'topr'),

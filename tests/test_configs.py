@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm import models, rewards
+from jaxrl_llm import models, replay, rewards
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.config import schema
 from jaxrl_llm.distributed import sharding
@@ -23,8 +23,10 @@ from jaxrl_llm.learner import empty_records, generate
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.monitoring import update_metrics
+from jaxrl_llm.replay.shared_rollouts import Completion, SharedGroup
 from jaxrl_llm.runner import endpoint, host_step, multi_turn, prompt_encoding, setup
 from jaxrl_llm.runner.context import PendingStep
+from jaxrl_llm.types import Row
 
 FILES = {p.stem: p for p in sorted((pathlib.Path(__file__).parents[1] / 'configs').rglob('*.py'))}
 P, G, T = 4, 4, 8
@@ -38,6 +40,7 @@ WITNESS = dict(
   latr=lambda row: row['generate/tree_forks'] > 0,
   spec_rl=lambda row: row['generate/draft_tokens_kept'] > 0,
   rlep=lambda row: row['replay/rows'] > 0,
+  swarm=lambda row: row['replay/rows'] > 0,
   dots_replay=lambda row: row['replay/rows'] > 0,
   shuffle_r1=lambda row: row['replay/rows'] > 0,
   remix=lambda row: row['replay/rows'] > 0,
@@ -45,6 +48,8 @@ WITNESS = dict(
   rorecomp=lambda row: row['replay/rows'] > 0 and row['replay/priority_rows'] > 0,
   gdpo=lambda row: row['critic/score/bare_number'] == 1 / G,
   stepwiser=lambda row: row['critic/score/steps'] == 1 / G,
+  sdpo=lambda row: row['distillation/solved'] > 0,
+  opsd=lambda row: row['distillation/solved'] > 0,
   openrs=lambda row: row['critic/score/pairwise'] == row['critic/score/bare_number'] == 1 / G,
   ttrl=lambda row: 0 < row['critic/vote_share'] < 1,
   chord=lambda row: row['actor/sft_loss'] > 0 and row['actor/sft_share'] > 0,
@@ -113,7 +118,18 @@ def small(name: str, folder: pathlib.Path):
   shrink_rollout(c)
   shrink_rewards(c, folder)
   shrink_data(c)
+  if c.replay.reuse.fn == 'shared':
+    c.replay.reuse.folder = str(folder / 'shared')
+    publish_groups(c.replay.reuse.folder)
   return c
+
+
+def publish_groups(folder: str) -> None:
+  """Groups of another run; `Planted` grades all but one as mixed."""
+  completions = tuple(Completion(str(number), True) for number in range(G))
+  rows = [Row(f'other {number}', 'copy 12=', (), '12', 'digits', {}) for number in range(P)]
+  groups = [SharedGroup(row, completions) for row in rows]
+  replay.SharedRollouts(folder, 0.5, 4, 64).publish(groups, 0)
 
 
 def shrink_objective(c) -> None:
@@ -128,6 +144,8 @@ def shrink_objective(c) -> None:
     c.objective.entropy_bonus.target = 9.0  # above that of an untrained model
   if c.objective.reference.fn == 'refreshed':
     c.objective.reference.every = 1
+  if 'prompt_tokens' in c.objective.distillation:
+    c.scratch.max_tokens, c.objective.distillation.prompt_tokens = 128, 100  # of characters
   if c.objective.reference.fn == 'reincarnated':
     c.objective.reference.after = 1
 

@@ -10,7 +10,13 @@ from collections.abc import Iterator
 
 import ml_collections
 
-from jaxrl_llm.config import endpoint_settings, quantized_base, recurrent_models, replayed_groups
+from jaxrl_llm.config import (
+  endpoint_settings,
+  quantized_base,
+  recurrent_models,
+  replayed_groups,
+  teacher_settings,
+)
 from jaxrl_llm.config.conditions import Condition, Facts, Row
 from jaxrl_llm.config.schema import Config
 from jaxrl_llm.config.turn_batching import ROWS as BATCHED_TURNS
@@ -184,18 +190,6 @@ _WEIGHTS = (
     'this reads the first weights, and a refreshed reference model is not these',
     'set --config.objective.reference.fn=frozen, or leave the other at its default',
   ),
-  Row(
-    Condition('objective.distillation'),
-    Condition('objective.teacher', 'in', ('',)),
-    'distillation needs a teacher',
-    'set --config.objective.teacher to a model, named as config.model is',
-  ),
-  Row(
-    Condition('objective.teacher'),
-    Condition('objective.distillation', 'in', ('none',)),
-    'nothing uses the teacher',
-    'set --config.objective.distillation.fn=on_policy, or leave the teacher empty',
-  ),
 )
 
 _GROUPS = (
@@ -351,7 +345,7 @@ ROWS: tuple[Row, ...] = (
   *(*recurrent_models.ROWS, *quantized_base.ROWS),
   *_LEARNER,
   *_WEIGHTS,
-  *(*_GROUPS, *replayed_groups.ROWS),
+  *(*_GROUPS, *replayed_groups.ROWS, *teacher_settings.ROWS),
   *_HINTS,
   *_MULTI_TURN,
   *(*endpoint_settings.ROWS, *BATCHED_TURNS),

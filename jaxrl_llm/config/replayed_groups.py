@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from jaxrl_llm.config.conditions import Condition, Row
 
-_GROUPS = Condition('replay.reuse', 'in', ('mixed_groups', 'self_imitation', 'recomposed'))
+_GROUPS = Condition(
+  'replay.reuse', 'in', ('mixed_groups', 'self_imitation', 'recomposed', 'shared')
+)
+_SHARED = Condition('replay.reuse', 'in', ('shared',))
 _IMITATION = Condition('replay.reuse', 'in', ('self_imitation',))
 _WEIGHED = Condition('replay.reuse', 'in', ('contrast_pairs', 'recomposed'))
 ROWS = (
@@ -19,6 +22,12 @@ ROWS = (
     Condition('objective.sft_loss', 'needs', 'demo', 'that needs demonstrations'),
     'a stored group has no demonstration',
     'set --config.replay.reuse.fn=none',
+  ),
+  Row(
+    _SHARED,
+    Condition('rewards.vote'),
+    'groups of other runs are graded by their answers, and the vote ignores answers',
+    'set the fn of one of them to none',
   ),
   Row(
     _IMITATION,

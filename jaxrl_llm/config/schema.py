@@ -128,7 +128,9 @@ class ObjectiveConfig(Section):
   # loss of demonstrations beside or instead of rollouts: chord, replace, likelihood, one_token_rollouts,
   # suffix_weighted
   sft_loss: Stage = stage('none')
-  distillation: Stage = stage('none')  # a teacher's log-probs instead of rewards: on_policy
+  # a teacher's log-probs instead of rewards: on_policy, or with the reference model as a teacher that reads a solution
+  # in the prompt: solved_by_group(prompt_tokens), solved_by_data(prompt_tokens)
+  distillation: Stage = stage('none')
   teacher: str = ''  # a model, named as config.model is, with the same vocabulary; '' = none
   # KL penalty toward the reference model, subtracted from rewards: k1, k2, k3, absolute
   reward_kl: Stage = stage('none')
@@ -216,7 +218,8 @@ class ReplayConfig(Section):
   # successes(count): right rollouts of earlier visits beside new ones; mixed_groups(share): groups of recent steps in
   # slots of their own, beside those of the sampled prompts; self_imitation(share, weight): good rollouts of recent
   # steps, in a loss term of their own; recomposed(kept): short right and long wrong rollouts, and the others later;
-  # contrast_pairs(share, draws): pairs of a group's best and worst rollouts, resampled by their difference
+  # contrast_pairs(share, draws): pairs of a group's best and worst rollouts, resampled by their difference;
+  # shared(folder, share): groups of other runs that write to the same folder, tokenized and graded anew
   reuse: Stage = stage('none')
 
 
@@ -264,6 +267,11 @@ class Config(Section):
   mesh: MeshConfig = MeshConfig()
   processes: ProcessesConfig = ProcessesConfig()
   sft: SftConfig = SftConfig()
+
+  @property
+  def longest_prompt_tokens(self) -> int:
+    """Tokens of the longest prompt that a model reads: a teacher's, with a solution in it, may be longer."""
+    return max(self.prompt_tokens, self.objective.distillation.get('prompt_tokens', 0))
 
 
 # The fields beside `fn` that belong to no function: choosing another function keeps them.

@@ -235,6 +235,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
     lambda x: x >= 1,
     (
       *('buffer_tokens', 'tail', 'max_tokens', 'every', 'period', 'times', 'streak', 'count'),
+      'prompt_tokens',
       *('keep', 'depth', 'cosine.low'),
     ),
   ),

@@ -7,7 +7,7 @@ import numpy as np
 from jaxrl_llm import data
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.rollout import early_exit, slot_loop
-from jaxrl_llm.types import Batch, Prompts, Rollout, Turns
+from jaxrl_llm.types import Batch, Prompts, Rollout, Solutions, Turns
 
 
 def empty_rollout(spec: StepSpec, prompts: int | None = None) -> Rollout:
@@ -32,8 +32,9 @@ def empty_batch(spec: StepSpec) -> Batch:
   method, P = spec.objective.method, spec.layout.slots
   B, zeros_P = P * spec.layout.group, np.zeros(P, np.int32)
   demo = data.as_rollout(np.zeros((P, spec.rollout.decode.max_tokens), np.int32), zeros_P)
-  has_replay = spec.layout.group > spec.rollout.decode.rollouts
+  has_replay = spec.layout.shares or spec.layout.group > spec.rollout.decode.rollouts
   weight_K = method.weight_K if method.needs_parts else None
+  zeros_BxL = np.zeros((B, spec.objective.solution_tokens), np.int32)
   return Batch(
     empty_prompts(spec, P),
     _empty_rows(spec, B),
@@ -42,6 +43,7 @@ def empty_batch(spec: StepSpec) -> Batch:
     demo=demo if method.needs_demo else None,
     replayed_B=np.zeros(B, np.float32) if has_replay else None,
     imitation_B=np.zeros(B, np.float32) if spec.layout.imitates else None,
+    solutions=Solutions(zeros_BxL, np.zeros(B, np.int32)) if method.needs_solution else None,
     parts_BxK=None if weight_K is None else np.zeros((B, len(weight_K)), np.float32),
   )
 

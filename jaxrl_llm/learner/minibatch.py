@@ -24,7 +24,7 @@ from jaxrl_llm.learner.microbatch import (
   reference_weights,
 )
 from jaxrl_llm.learner.slice_sums import accumulate_sums
-from jaxrl_llm.learner.step_spec import StepSpec, teacher_spec
+from jaxrl_llm.learner.step_spec import StepSpec, solution_spec, teacher_spec
 from jaxrl_llm.rewards.outcomes import compared
 from jaxrl_llm.types import Batch, Metrics, Params, TrainState
 
@@ -152,7 +152,7 @@ def _prepare(
   """
   method = spec.objective.method
   # A method whose coefficients depend on all rows reads those without an advantage, too; a teacher gives advantages.
-  everything = method.needs_rows or method.needs_teacher
+  everything = method.needs_rows or method.needs_teacher or method.needs_solution
   packed = pack(spec, batch, None if everything else learned_rows(spec, batch, target))
   if 'reference' in method.needs and target.policies.reference_BxT is None:
     logp_BxT, *_ = all_log_probs(spec, reference_weights(state), packed.without_routes())
@@ -162,6 +162,9 @@ def _prepare(
     target = target.with_arrays(old_BxT=all_log_probs(spec, average, packed)[0])
   if method.needs_teacher:
     logp_BxT, *_ = all_log_probs(teacher_spec(spec), state.teacher, packed.without_routes())
+    target = objective.distill(method, target.with_arrays(teacher_BxT=logp_BxT))
+  if method.needs_solution:
+    logp_BxT = _log_probs_with_solutions(spec, state, batch)
     target = objective.distill(method, target.with_arrays(teacher_BxT=logp_BxT))
   if not method.needs_rows:
     return target, {}, None
@@ -177,6 +180,17 @@ def _prepare(
   if method.token_stages.lr_scale is not None:
     scale = objective.learning_rate_scale(method, target, logp_BxT)
   return target._replace(c_BxT=c_BxT), sums, scale
+
+
+def _log_probs_with_solutions(spec: StepSpec, state: TrainState, batch: Batch) -> jax.Array:
+  """Log-probs [B, T] of the reference model behind prompts with a solution; 0 in rows without one."""
+  assert batch.solutions is not None
+  tokens_BxL, length_B = batch.solutions
+  # Each row has a prompt of its own.
+  prompts = batch.prompts._replace(tokens_PxL=tokens_BxL, length_P=length_B)
+  own = solution_spec(spec)
+  packed = pack(own, batch._replace(prompts=prompts), length_B > 0).without_routes()
+  return all_log_probs(own, reference_weights(state), packed)[0]
 
 
 def gradient(

@@ -119,7 +119,7 @@ def make_spec(
   contradict each other.
   """
   config = typed(config)
-  model = positions.for_context(model, config.prompt_tokens + config.completion_tokens)
+  model = positions.for_context(model, config.longest_prompt_tokens + config.completion_tokens)
   dtype = precision.compute_dtype(config, _on_cpu(mesh))
   method = objective.method(config.objective)._replace(weight_K=rewards.weights(config.rewards))
   facts = _facts(config, method) | _model_facts(mesh, model, teacher)
@@ -152,6 +152,7 @@ def make_spec(
       prompts=config.prompts,
       replayed=slots - config.prompts,
       imitates=config.replay.reuse.fn == 'self_imitation',
+      shares=config.replay.reuse.fn == 'shared',
       prompt_tokens=config.prompt_tokens,
       group=group,
       slots_per_prompt=_slots_per_prompt(config, rule),
@@ -309,7 +310,6 @@ def _objective(config: Config, method: Method) -> ObjectiveSpec:
   if auxiliary is not None:
     steps = config.steps * config.learner.minibatches
     optimizer, _ = make_optimizer(config.optimizer, steps, auxiliary.learning_rate, config.seed)
-  decay = config.objective.old_policy.get('decay') if method.needs_average else None
   stages = config.objective
   refresh = pick(reference, stages.reference, 'objective.reference')()
   if refresh is not None and not method.needs_reference:
@@ -320,9 +320,10 @@ def _objective(config: Config, method: Method) -> ObjectiveSpec:
   return ObjectiveSpec(
     method=method,
     auxiliary_optimizer=optimizer,
-    average_decay=decay,
+    average_decay=stages.old_policy.get('decay') if method.needs_average else None,
     entropy_bonus=pick(entropy_bonus, stages.entropy_bonus, 'objective.entropy_bonus')(),
     refresh=refresh,
+    solution_tokens=stages.distillation.get('prompt_tokens', 0),
   )
 
 

@@ -86,6 +86,7 @@ class ObjectiveSpec(NamedTuple):
   average_decay: float | None  # of the weights averaged for the old policy; None: no average
   entropy_bonus: EntropyBonus | None = None  # None: no bonus
   refresh: Refresh | None = None  # when the reference model follows the policy; None: never
+  solution_tokens: int = 0  # of a prompt with a solution, which a teacher reads; 0: there is none
 
 
 class LayoutSpec(NamedTuple):
@@ -105,6 +106,7 @@ class LayoutSpec(NamedTuple):
   prefix_tokens: int = 0  # with which all prompts begin alike; sampling encodes them once
   replayed: int = 0  # slots of a batch for groups of earlier steps, behind those of its prompts
   imitates: bool = False  # rows of these groups form a term of the loss of their own
+  shares: bool = False  # these groups are of other runs, and have no log-probs
 
   @property
   def slots(self) -> int:
@@ -161,6 +163,13 @@ def teacher_spec(spec: StepSpec) -> StepSpec:
     model=spec.model._replace(config=spec.model.teacher),
     update=spec.update._replace(quantize=False),
   )
+
+
+def solution_spec(spec: StepSpec) -> StepSpec:
+  """The reference model's pass over prompts with a solution: bins have room for the longest of them."""
+  more = max(spec.objective.solution_tokens - spec.layout.prompt_tokens, 0)
+  packing = spec.update.packing._replace(tokens=spec.update.packing.tokens + more)
+  return spec._replace(update=spec.update._replace(packing=packing))
 
 
 def demonstration_spec(spec: StepSpec) -> StepSpec:

@@ -1,7 +1,8 @@
 """Advantages of tokens from a teacher: tokens → advantage_BxT.
 
-They are computed before the update, with log π_old for log π. Every public function may be named in
-`config.objective.distillation.fn`. Detached.
+They are computed before the update, with log π_old for log π. Where the teacher reads a solution, rows without one, or
+with a prompt of more than `prompt_tokens` together with it, leave the loss and its denominator. Every public function
+may be named in `config.objective.distillation.fn`. Detached.
 """
 
 from __future__ import annotations
@@ -31,3 +32,40 @@ def on_policy(tokens: Tokens, *, scale: float = 1.0) -> jax.Array:
   """
   base_BxT = present(tokens.reference_BxT)
   return scale * (present(tokens.teacher_BxT) - base_BxT) - (tokens.old_BxT - base_BxT)
+
+
+@needs('solution')
+@requires(
+  'rewards choose the solutions alone',
+  credit_assignment=('row',),
+  reward_shaping=('none',),
+  zero_variance=('keep',),
+)
+def solved_by_group(tokens: Tokens, *, prompt_tokens: int) -> jax.Array:
+  """A = log π_T(y | x, s) − log π_old(y | x) of each token, π_T the reference model and s a solution by the group.
+
+  s is the first right completion of another row. With objective.reference.fn=refreshed the reference is a running mean
+  of the policy, as in the official code. This is its form for sampled tokens. arXiv:2601.20802 (SDPO).
+  """
+  del prompt_tokens  # read on the host, which writes the prompts
+  return _toward_teacher(tokens)
+
+
+@needs('solution')
+@requires(
+  'rewards are ignored',
+  credit_assignment=('row',),
+  reward_shaping=('none',),
+  zero_variance=('keep',),
+)
+def solved_by_data(tokens: Tokens, *, prompt_tokens: int) -> jax.Array:
+  """A = log π_T(y | x, s) − log π_old(y | x) of each token, π_T the reference model and s the data's solution.
+
+  The form for sampled tokens of arXiv:2601.18734 (OPSD).
+  """
+  del prompt_tokens
+  return _toward_teacher(tokens)
+
+
+def _toward_teacher(tokens: Tokens) -> jax.Array:
+  return present(tokens.teacher_BxT) - tokens.old_BxT

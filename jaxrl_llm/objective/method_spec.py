@@ -147,8 +147,8 @@ class Method(NamedTuple):
   @property
   def reads_minibatch(self) -> bool:
     """Forward passes over a minibatch come before its gradient, of this policy or of frozen or averaged weights."""
-    other_policy = 'reference' in self.needs or self.needs_average or self.needs_teacher
-    return self.needs_rows or other_policy
+    frozen = 'reference' in self.needs or self.needs_teacher or self.needs_solution
+    return self.needs_rows or self.needs_average or frozen
 
   @property
   def needs_parts(self) -> bool:
@@ -174,13 +174,18 @@ class Method(NamedTuple):
   def needs_reference(self) -> bool:
     """A frozen policy: for a KL penalty, for demonstrations, or as the base of an auxiliary model."""
     base = '' if self.auxiliary_model is None else self.auxiliary_model.base
-    kinds = {'reference', 'demo_reference', 'reward_reference'}
+    kinds = {'reference', 'demo_reference', 'reward_reference', 'solution'}
     return bool(kinds & (self.needs | {base}))
 
   @property
   def needs_teacher(self) -> bool:
     """Log-probs of another model."""
     return 'teacher' in self.needs
+
+  @property
+  def needs_solution(self) -> bool:
+    """Log-probs of the reference model, which reads a solution in the prompt; rows without one leave the loss."""
+    return 'solution' in self.needs
 
   @property
   def needs_demo(self) -> bool:

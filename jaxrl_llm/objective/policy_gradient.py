@@ -119,9 +119,8 @@ def targets(
 ) -> Targets:
   """Advantages and denominators of a whole minibatch at once.
 
-  `signal_BxT` is the output of the method's auxiliary model. `leverage_B` is for a method that `needs_norms`. `parts`
-  is the largest number of slots of one prompt: all its rows are one group. `policies` are those known already; a KL
-  penalty in the reward reads the old policy and the reference.
+  `signal_BxT` is the output of the method's auxiliary model, `leverage_B` for a method that `needs_norms`, `parts` the
+  most slots of a prompt, whose rows are one group. `policies` are known already, for a KL penalty in the reward.
 
   Scores before reward shaping decide which groups have zero variance (`types.Batch`). Denominators count what the mask
   leaves. The weight of a row, 1 / the probability that it was kept, multiplies its coefficients and no denominator.
@@ -145,6 +144,8 @@ def targets(
   advantage_PxG = stages.advantage(reward_PxG, gather(length_B.astype(dtype)), **extra)
   if method.needs_greedy:
     mask_BxT = mask_BxT * (jnp.arange(B) % rollouts > 0)[:, None]
+  if batch.solutions is not None:
+    mask_BxT = mask_BxT * (batch.solutions.length_B > 0)[:, None]
   if method.mask_zero_variance:
     mask_BxT = mask_BxT * mixed_group_mask(compared(method, batch), length_B, groups)[:, None]
   weight_BxT, kl_weight_BxT = method.denominators(mask_BxT, group_B, batch.rollout)

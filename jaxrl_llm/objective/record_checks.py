@@ -65,6 +65,9 @@ def batch(batch: Batch, types: bool = True) -> None:
   if types:
     chex.assert_type([batch.reward_B, batch.correct_B], float)
   chex.assert_shape([x for x in (batch.replayed_B, batch.imitation_B) if x is not None], (B,))
+  if batch.solutions is not None:
+    chex.assert_shape(batch.solutions.tokens_BxL, (B, None))
+    chex.assert_shape(batch.solutions.length_B, (B,))
   if batch.parts_BxK is not None:
     chex.assert_shape(batch.parts_BxK, (B, None))
   if batch.demo is not None:

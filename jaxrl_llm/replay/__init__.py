@@ -5,12 +5,14 @@ from jaxrl_llm.replay.drafts import Drafts
 from jaxrl_llm.replay.dynamic_sampling import Collector
 from jaxrl_llm.replay.known_answers import KnownAnswers
 from jaxrl_llm.replay.partial_rollouts import PartialRollouts, blank
+from jaxrl_llm.replay.shared_rollouts import SharedRollouts
 
 __all__ = [
   'KnownAnswers',
   'Collector',
   'Drafts',
   'PartialRollouts',
+  'SharedRollouts',
   'blank',
   'dynamic_sampling',
   'reuse',

@@ -1,7 +1,8 @@
-"""Which rollouts the update learns from again: those of earlier steps, or those of the step more than once.
+"""Which rollouts the update learns from again: those of earlier steps or of other runs, or those of the step twice.
 
 Every public function may be named in `config.replay.reuse.fn`; it returns an empty store, or None. A store has `rows`,
-`slots`, `join`, `keep` and `metrics`, and its state is part of the checkpoint.
+`slots` and `metrics`, and its state is part of the checkpoint. All have `join` and `keep`, but for `SharedRollouts`,
+whose groups are texts: runner/shared_groups.py joins them.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from jaxrl_llm.replay.contrast_pairs import ContrastPairs
 from jaxrl_llm.replay.recomposition import Recomposition, Schedule
 from jaxrl_llm.replay.rollout_buffer import RolloutBuffer, RolloutReplay
 from jaxrl_llm.replay.self_imitation import Imitation, SelfImitation
+from jaxrl_llm.replay.shared_rollouts import SharedRollouts
 from jaxrl_llm.replay.successes import Successes
 from jaxrl_llm.types import UserError
 
-Store = Successes | RolloutReplay | ContrastPairs | SelfImitation | Recomposition
+Store = Successes | RolloutReplay | ContrastPairs | SelfImitation | Recomposition | SharedRollouts
 
 
 def none() -> None:
@@ -109,6 +111,26 @@ def recomposed(
   _check_share(share)
   _check_counts(fall_steps=fall_steps, max_age=max_age, memory_mb=memory_mb)
   return Recomposition(kept, share, Schedule(least, fall_steps), RolloutBuffer(max_age, memory_mb))
+
+
+def shared(
+  *, folder: str, share: float = 0.5, max_age: int = 4, most: int = 4096
+) -> SharedRollouts:
+  """`share` of a batch's slots hold groups of other runs that write to the same `folder`, each at most once.
+
+  Every run publishes its mixed groups as text. Another one tokenizes and grades them anew; its ratios are to its own
+  weights at the start of the step, as if these had sampled the rows. A group waits up to `max_age` steps, and at most
+  `most` groups wait. Those who can write to the folder are trusted as the data are.
+  arXiv:2509.08721 (SAPO, swarm sampling; 4 of 8 rollouts are of others in its best run).
+  """
+  if not folder or '://' in folder:
+    raise UserError(
+      f'config.replay.reuse.folder={folder!r} must be a folder that all runs can write to; object stores have no '
+      'renames.'
+    )
+  _check_share(share)
+  _check_counts(max_age=max_age, most=most)
+  return SharedRollouts(folder, share, max_age, most)
 
 
 def contrast_pairs(*, share: float = 0.5, draws: int = 8) -> ContrastPairs:

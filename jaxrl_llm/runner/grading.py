@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_llm import data, replay, rewards
-from jaxrl_llm.runner import sharded_grading
+from jaxrl_llm.runner import sharded_grading, solutions
 from jaxrl_llm.runner.context import RunContext, ScorePool
 from jaxrl_llm.types import TRUNCATED, Batch, Prompts, Rollout, Row, Turns
 
@@ -137,6 +137,11 @@ def grade(
   batch = Batch(prompts, rollout, reward_B, correct_B, demo, success_B=success_B)
   if context.spec.objective.method.needs_parts:
     batch = batch._replace(parts_BxK=scores.part_BxK)
+  if context.spec.objective.solution_tokens:
+    solved, shares = solutions.build(
+      context, prompts, rows, scores.texts, correct_B * (rollout.length_B > 0)
+    )
+    batch, metrics = batch._replace(solutions=solved), metrics | shares
   return GradedStep(batch, rows, scores, metrics)
 
 

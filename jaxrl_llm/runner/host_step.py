@@ -10,7 +10,13 @@ from jaxrl_llm import curriculum, replay
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import empty_records
 from jaxrl_llm.rewards import outcomes
-from jaxrl_llm.runner import grading, log_records, prompt_encoding, sharded_grading
+from jaxrl_llm.runner import (
+  grading,
+  log_records,
+  prompt_encoding,
+  sharded_grading,
+  shared_groups,
+)
 from jaxrl_llm.runner.context import (
   Choice,
   EncodedPrompts,
@@ -111,7 +117,7 @@ def begin(context: RunContext, pool: sharded_grading.Pool, received: ReceivedSte
 
 def finish(context: RunContext, pool: ScorePool, received: ReceivedStep) -> Landed:
   """Wait for a step's scores and update the curriculum."""
-  config, buffers, index = context.config, context.replay, received.pending.step
+  buffers, index = context.replay, received.pending.step
   pending, finished_P, held_metrics, begun = received
   graded = grading.grade(context, pool, pending.prompts, pending.rollout, begun)
   batch = graded.batch
@@ -129,8 +135,7 @@ def finish(context: RunContext, pool: ScorePool, received: ReceivedStep) -> Land
     metrics |= hint_metrics
   next_batch = batch
   if buffers.reuse is not None:
-    next_batch = buffers.reuse.join(batch, config.seed, index)
-    buffers.reuse.keep(batch, _mixed_slots(context, batch), index)
+    next_batch = _with_replays(context, pool, graded, buffers.reuse, index)
   if buffers.collector is not None:
     metrics |= buffers.collector.add(next_batch, index)
     next_batch, collected = buffers.collector.take(empty_records.empty_batch(context.spec), index)
@@ -139,6 +144,22 @@ def finish(context: RunContext, pool: ScorePool, received: ReceivedStep) -> Land
     metrics |= buffers.reuse.metrics(next_batch, len(batch.prompts.index_P))
   # The device reads rewards; success rates are used on the host alone.
   return Landed(next_batch._replace(success_B=None), metrics, records)
+
+
+def _with_replays(
+  context: RunContext,
+  pool: ScorePool,
+  graded: grading.GradedStep,
+  store: replay.reuse.Store,
+  index: int,
+) -> Batch:
+  """The batch with rollouts of other steps or runs; the store gets those of this one."""
+  batch, mixed_P = graded.batch, _mixed_slots(context, graded.batch)
+  if isinstance(store, replay.SharedRollouts):
+    return shared_groups.exchange(context, store, pool, graded, mixed_P, index)
+  joined = store.join(batch, context.config.seed, index)
+  store.keep(batch, mixed_P, index)
+  return joined
 
 
 def _mixed_slots(context: RunContext, batch: Batch) -> np.ndarray:

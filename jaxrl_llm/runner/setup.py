@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm import curriculum, data, environments, models, objective, replay, rewards
+from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.config import stages
 from jaxrl_llm.config.schema import Config, Stage, typed
 from jaxrl_llm.distributed import sharding
@@ -150,13 +152,15 @@ def _check_sizes(config: Config, model: Model, prompts: int) -> None:
       f'config.prompts={config.prompts} is more than the {prompts} prompts of the data; '
       'lower it, or raise config.data.size.'
     )
-  tokens = config.prompt_tokens + config.completion_tokens
+  longest = config.longest_prompt_tokens
+  tokens = longest + config.completion_tokens
   limit = positions.for_context(model.config, tokens).max_tokens
   if tokens > limit:
     scratch = config.model == 'scratch'
+    section = 'objective.distillation.' if longest > config.prompt_tokens else ''
     reads = 'config.scratch.max_tokens=' if scratch else f'config.model={config.model!r} reads '
     raise UserError(
-      f'config.prompt_tokens={config.prompt_tokens} and config.completion_tokens={config.completion_tokens} are '
+      f'config.{section}prompt_tokens={longest} and config.completion_tokens={config.completion_tokens} are '
       f'{tokens} together, and {reads}{limit}; lower one of them{", or raise that" if scratch else ""}.'
     )
 
@@ -172,9 +176,11 @@ def _step_spec(
     # Hints and environments change prompts, which may then begin otherwise.
     prefix = prompt_prefix.shared_tokens(tables.train.tokens, mesh.devices.flat[0].platform)
     spec = spec._replace(layout=spec.layout._replace(prefix_tokens=prefix))
-  if spec.objective.method.needs_demo:
-    field = f'config.objective.sft_loss.fn={config.objective.sft_loss.fn!r}'
-    data.check_demonstrations(tables.train.rows, tokenizer, field)
+  for stage in ('sft_loss', 'distillation'):
+    name = config.objective[stage].fn
+    if name == 'solved_by_data' or (stage == 'sft_loss' and spec.objective.method.needs_demo):
+      field = f'config.objective.{stage}.fn={name!r}'
+      data.check_demonstrations(tables.train.rows, tokenizer, field)
   return spec
 
 
@@ -229,6 +235,9 @@ def _replay_buffers(
   config: Config, spec: StepSpec, mesh: jax.sharding.Mesh, rows: int
 ) -> ReplayBuffers:
   shards = sharding.rows_shards(mesh)
+  store = stages.pick(replay.reuse, config.replay.reuse, 'replay.reuse')()
+  if isinstance(store, replay.SharedRollouts):
+    _check_shared_folder(store.folder)
   return ReplayBuffers(
     unfinished=replay.PartialRollouts(config.rollouts, config.rollout.max_age, shards)
     if spec.rollout.continues
@@ -236,9 +245,21 @@ def _replay_buffers(
     drafts=replay.Drafts(config.rollouts, config.rollout.draft_memory_mb)
     if spec.rollout.drafts.verify
     else None,
-    reuse=stages.pick(replay.reuse, config.replay.reuse, 'replay.reuse')(),
+    reuse=store,
     collector=_collector(config, rows, spec.objective.method),
   )
+
+
+def _check_shared_folder(folder: str) -> None:
+  if jax.process_count() > 1:
+    raise UserError(
+      f"config.replay.reuse.fn='shared' reads a folder in one process alone, and there are {jax.process_count()}; "
+      'start one.'
+    )
+  if problem := safe_files.file_write_problem(os.path.join(folder, 'run')):
+    raise UserError(
+      f'config.replay.reuse.folder={folder!r} cannot be written ({problem}); name another folder.'
+    )
 
 
 def _collector(

@@ -17,7 +17,7 @@ from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.types import Batch, JsonObject
 
 # Inputs of the objective that exist only inside the update. A method that needs one has no value to log before it.
-_UNKNOWN_ADVANTAGE = {'norms', 'values', 'process', 'teacher', 'reward_reference'}
+_UNKNOWN_ADVANTAGE = {'norms', 'values', 'process', 'teacher', 'solution', 'reward_reference'}
 _UNKNOWN_COEFFICIENT = {
   *('reference', 'average', 'entropy', 'confidence', 'collision', 'step', 'demo'),
 }

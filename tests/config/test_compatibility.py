@@ -59,10 +59,6 @@ EXAMPLES: dict[tuple[str, str], tuple[str, ...]] = {
   ('objective.credit_assignment', 'not in'): ('objective.credit_assignment.fn=return_whitened',),
   ('objective.credit_assignment', 'in'): ('objective.credit_assignment.fn=gigpo', *EPISODES),
   ('objective.distillation', 'in'): ('objective.distillation.fn=none',),
-  ('objective.distillation', 'used'): (
-    'objective.distillation.fn=on_policy',
-    'objective.teacher=smollm2-135m',
-  ),
   ('objective.reference', 'in'): ('objective.reference.fn=refreshed', 'objective.kl.fn=k3'),
   ('objective.teacher', 'in'): ('objective.teacher=',),
   ('objective.teacher', 'used'): (
@@ -110,6 +106,11 @@ NEEDS = {
   'demo': ('objective.sft_loss.fn=likelihood',),
   'greedy': ('objective.advantage.fn=greedy_baseline',),
   'parts': ('objective.advantage.fn=decoupled',),
+  'teacher': ('objective.distillation.fn=on_policy', 'objective.teacher=smollm2-135m'),
+  'solution': (
+    'objective.distillation.fn=solved_by_data',
+    'objective.distillation.prompt_tokens=64',
+  ),
 }
 # Values that the configuration does not determine.
 FACTS = {
@@ -131,10 +132,14 @@ def overrides(condition: Condition) -> tuple[str, ...]:
     return NEEDS[condition.value]
   if (condition.field, condition.value) == ('environment', ('endpoint',)):
     return ENDPOINT
+  if condition.value == ('solved_by_group',):
+    return 'objective.distillation.fn=solved_by_group', 'objective.distillation.prompt_tokens=64'
   if (condition.field, condition.value) == ('replay.reuse', ('contrast_pairs', 'recomposed')):
     return 'replay.reuse.fn=contrast_pairs', 'objective.aggregation.fn=token_mean'
   if (condition.field, condition.value) == ('replay.reuse', ('self_imitation',)):
     return 'replay.reuse.fn=self_imitation', 'objective.advantage.fn=group_centered'
+  if (condition.field, condition.value) == ('replay.reuse', ('shared',)):
+    return 'replay.reuse.fn=shared', 'replay.reuse.folder=runs/shared'
   return () if condition.field in FACTS else EXAMPLES[condition.field, condition.op]
 
 

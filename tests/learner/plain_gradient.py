@@ -132,6 +132,11 @@ def targets(spec, state, batch, scored, inputs):
   if method.needs_teacher:
     taught = scores(teacher_spec(spec), state.teacher, free).logp
     target = objective.distill(method, target.with_arrays(teacher_BxT=taught))
+  if method.needs_solution:
+    tokens_BxL, length_B = batch.solutions
+    solved = free._replace(prompts=batch.prompts._replace(tokens_PxL=tokens_BxL, length_P=length_B))
+    taught = scores(spec, microbatch.reference_weights(state), solved).logp
+    target = objective.distill(method, target.with_arrays(teacher_BxT=taught))
   return target
 
 

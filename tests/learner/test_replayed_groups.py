@@ -83,6 +83,27 @@ def test_the_update_is_that_of_rows_sampled_now_with_these_log_probs(changes):
   assert abs(unlike['actor/grad_norm'] / metrics['actor/grad_norm'] - 1) > 1e-3
 
 
+def test_groups_of_other_runs_are_learned_as_if_the_present_weights_had_sampled_them():
+  """They have no log-probs; the update computes those of its first weights, before the first of two minibatches."""
+  params, shared = decoder.init(MODEL, 0), dict(reuse=dict(fn='shared', folder='unused'))
+  batch = stale_batch(params)
+  fresh_BxT = graded(spec(), params).rollout.logp_BxT
+  of_others_Bx1 = (np.arange(P * G) >= P * G // 2)[:, None]
+
+  def recorded(logp_BxT):
+    mixed_BxT = np.where(of_others_Bx1, logp_BxT, batch.rollout.logp_BxT).astype(np.float32)
+    return batch._replace(rollout=batch.rollout._replace(logp_BxT=mixed_BxT))
+
+  changes = dict(CORRECTED, prompts=P // 2)
+  want, want_metrics = updated(made(CORRECTED), recorded(fresh_BxT), params)
+  blank = recorded(0)._replace(replayed_B=of_others_Bx1[:, 0].astype(np.float32))
+  got, metrics = updated(made(changes, replay=shared), blank, params)
+  assert_close(got.params, want.params, 1e-5)
+  np.testing.assert_allclose(metrics['actor/grad_norm'], want_metrics['actor/grad_norm'], rtol=1e-5)
+  _, unlike = updated(made(CORRECTED), recorded(0), params)
+  assert abs(unlike['actor/grad_norm'] / metrics['actor/grad_norm'] - 1) > 1e-3
+
+
 def test_empty_slots_change_nothing():
   """The first steps of a run, whose buffer is empty, learn from the sampled slots alone."""
   params = decoder.init(MODEL, 0)

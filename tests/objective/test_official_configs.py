@@ -23,6 +23,8 @@ GOLDENS = {
   'rlep': ('rlep', set()),
   'hpt': ('hpt', {'sft_loss.weight'}),
   'spear': ('spear', set()),
+  'sdpo': ('sdpo', {'distillation.prompt_tokens'}),
+  'opsd': ('opsd', {'distillation.prompt_tokens'}),
 }
 
 
@@ -46,6 +48,7 @@ def test_a_config_has_the_settings_of_its_golden(name):
     'kl',
     'lr_scale',
     'sft_loss',
+    'distillation',
   )
   for stage in set(stages) - free:
     got, want = settings(stage, own[stage]), settings(stage, wanted[stage])

@@ -1,0 +1,42 @@
+"""Settings that do not go with distillation: rows of `compatibility.ROWS`."""
+
+from __future__ import annotations
+
+from jaxrl_llm.config.conditions import Condition, Row
+
+_SOLVED = Condition('objective.distillation', 'needs', 'solution', 'that reads a solution')
+_REMEDY = 'set its fn to none, or --config.objective.distillation.fn=none'
+ROWS = (
+  Row(
+    Condition('objective.distillation', 'needs', 'teacher', 'by another model'),
+    Condition('objective.teacher', 'in', ('',)),
+    'distillation needs a teacher',
+    'set --config.objective.teacher to a model, named as config.model is',
+  ),
+  Row(
+    Condition('objective.teacher'),
+    Condition('objective.distillation', 'in', ('none', 'solved_by_group', 'solved_by_data')),
+    'nothing uses the teacher',
+    'set --config.objective.distillation.fn=on_policy, or leave the teacher empty',
+  ),
+  Row(
+    Condition('objective.distillation', 'in', ('solved_by_group',)),
+    Condition('rollouts', 'below', 2),
+    'a completion learns from another one of its prompt',
+    'raise --config.rollouts to at least 2',
+  ),
+  Row(
+    _SOLVED,
+    Condition('curriculum.hint'),
+    'the policy would be compared with a teacher that reads another prompt without the hint',
+    _REMEDY,
+  ),
+  Row(
+    _SOLVED,
+    Condition('environment'),
+    'the teacher reads one completion behind its prompt, and episodes have several turns',
+    _REMEDY,
+  ),
+  Row(_SOLVED, Condition('replay.reuse'), 'a stored group has no solutions', _REMEDY),
+  Row(_SOLVED, Condition('replay.collect'), 'a waiting group has no solutions', _REMEDY),
+)
