@@ -681,6 +681,49 @@ def test_released_files_may_hold_keys_and_values_of_readers(tmp_path):
     loaded(tmp_path, 40)
 
 
+def test_kimi_k2_is_read_and_exported_as_deepseek_v3_with_other_numbers(tmp_path):
+  """Its config.json: an older form of rope_scaling, one group of experts, and code for transformers."""
+  yarn = dict(beta_fast=1.0, beta_slow=1.0, factor=32.0, mscale=1.0, mscale_all_dim=1.0)
+  yarn |= dict(original_max_position_embeddings=16)
+  routing = dict(_ONE_GROUP, routed_scaling_factor=2.827)
+  shape = dict(_DEEPSEEK, **routing)
+  theirs = reference(
+    'DeepseekV3', shape | dict(rope_parameters=dict(yarn, rope_type='yarn', rope_theta=5e4))
+  )
+  theirs.save_pretrained(tmp_path / 'theirs')
+  file = tmp_path / 'theirs' / 'config.json'
+  raw = json.loads(file.read_text())
+  del raw['rope_parameters']
+  code = dict(AutoConfig='configuration_deepseek.DeepseekV3Config')
+  released = dict(
+    model_type='kimi_k2', auto_map=code, rope_theta=5e4, rope_scaling=dict(yarn, type='yarn'),
+    scoring_func='sigmoid', topk_method='noaux_tc', moe_layer_freq=1, num_nextn_predict_layers=0,
+  )  # fmt: skip
+  file.write_text(json.dumps(raw | released))
+  config, params = loaded(tmp_path / 'theirs', 40)
+  assert (config.family, config.weight_scale, config.expert_groups) == ('kimi_k2', 2.827, 1)
+  tokens, mask = rows(4, 40, False)
+  ours = forward(config, params, tokens, mask)
+  assert_close(ours, their_logits(theirs, tokens, mask), mask)
+  to = export.save(
+    str(tmp_path / 'ours'),
+    Model(config, params, None, str(tmp_path / 'theirs')),
+    dtype='float32',
+  )
+  written = json.loads((tmp_path / 'ours' / 'config.json').read_text())
+  assert written['model_type'] == 'kimi_k2' and 'auto_map' not in written
+  # transformers does not know that name.
+  file = tmp_path / 'ours' / 'config.json'
+  file.write_text(json.dumps(written | dict(model_type='deepseek_v3')))
+  again = transformers.AutoModelForCausalLM.from_pretrained(
+    to, dtype=torch.float32, attn_implementation='eager'
+  ).eval()
+  assert_close(ours, their_logits(again, tokens, mask), mask)
+  for field, value in dict(scoring_func='softmax', topk_method='greedy', moe_layer_freq=2).items():
+    with pytest.raises(UserError, match=f'{field}={value!r} is not supported'):
+      families.read(raw | released | {field: value}, 'here')
+
+
 def test_released_files_of_qwen3_5_hold_more_than_the_text_decoder(tmp_path):
   """Names with a prefix, stacked experts, a part of vision, and layers that predict several tokens."""
   theirs = reference(*CASES['qwen3_5_moe'])
