@@ -211,9 +211,8 @@ class AttentionConfig:
   sinks: bool = False  # per head a learned score without a value, which takes part in the softmax
   attention_cap: float = 0.0  # scores become cap·tanh(score / cap); 0 = no cap
   window: int = 0  # tokens that a sliding layer attends to, including the query
-  chunked: bool = (
-    False  # instead, it attends to the tokens of the query's chunk of `window` positions
-  )
+  # instead, it attends to the tokens of the query's chunk of `window` positions
+  chunked: bool = False
   sliding: tuple[bool, ...] = ()  # per layer; () = no layer slides
 
 
@@ -222,9 +221,8 @@ class LatentConfig:
   """Attention whose keys and values are expanded from one latent vector a token."""
 
   latent: int = 0  # features of that vector; 0 = keys and values are projections of the token
-  query_latent: int = (
-    0  # features of a latent vector of queries; 0 = they are projections of the token
-  )
+  # features of a latent vector of queries; 0 = they are projections of the token
+  query_latent: int = 0
   value_dim: int = 0  # features of a head's values; without a latent they are head_dim
 
 
@@ -238,9 +236,8 @@ class DeltaConfig:
   delta_key_dim: int = 0
   delta_value_dim: int = 0
   delta_window: int = 0  # tokens that the convolution of queries, keys and values reads
-  output_gate: bool = (
-    False  # results of attention are multiplied by σ(x·W), before the last projection
-  )
+  # results of attention are multiplied by σ(x·W), before the last projection
+  output_gate: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -267,18 +264,15 @@ class MixtureConfig:
   norm_top_k: bool = False  # weights of the chosen experts are divided by their sum
   weight_scale: float = 1.0  # factor on these weights
   router_score: str = 'softmax'  # or sigmoid
-  choice_bias: bool = (
-    False  # a value per expert decides the choice with the score, and not the weight
-  )
-  expert_groups: int = (
-    1  # the choice is among the experts of some groups: those whose best two score most
-  )
+  # a value per expert decides the choice with the score, and not the weight
+  choice_bias: bool = False
+  # the choice is among the experts of some groups: those whose best two score most
+  expert_groups: int = 1
   chosen_groups: int = 1
   router_bias: bool = False
   expert_bias: bool = False
-  dense_layers: tuple[
-    bool, ...
-  ] = ()  # per layer: a dense MLP instead; () = all layers have experts
+  # per layer: a dense MLP instead; () = all layers have experts
+  dense_layers: tuple[bool, ...] = ()
   dense_mlp: int = 0  # features inside these MLPs
   shared_mlp: int = 0  # features inside an expert that all tokens use; 0 = none
   shared_gate: bool = False  # that expert is weighted by σ(x·w)
@@ -304,6 +298,10 @@ class LayerConfig:
   # The router and the experts read the residual stream through norms of their own, and the outputs of the experts and
   # of the shared one are normed before they are added; the weight of an expert has a factor of its own.
   expert_norms: bool = False
+  kv_readers: int = 0  # the last layers, which attend to keys and values of an earlier one
+  kv_reader_mlp: int = 1  # factor on the features inside the MLPs of these layers
+  layer_input: int = 0  # features of an input that each layer has besides x; 0 = none
+  layer_input_vocab: int = 0  # tokens in the table of these inputs
 
 
 class Structure(NamedTuple):
@@ -312,6 +310,7 @@ class Structure(NamedTuple):
   is_recurrent: bool
   has_experts: bool
   is_global: bool  # its sizes are `global_sizes`
+  source: int | None  # the layer whose keys and values it attends to; None: it has its own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -365,7 +364,14 @@ class ModelConfig(
   @property
   def has_equal_caches(self) -> bool:
     """Whether all layers cache arrays of equal sizes for a token."""
-    return self.global_sizes is None and not self.is_recurrent
+    return self.global_sizes is None and not self.is_recurrent and not self.kv_readers
+
+  def source(self, layer: int) -> int | None:
+    """The layer whose keys and values a reader attends to: the last of its kind that has some."""
+    if layer < (own := self.layers - self.kv_readers):
+      return None
+    slides_L = self.slides
+    return max(i for i in range(own) if slides_L[i] == slides_L[layer])
 
   def of_layers(self, slides: bool) -> ModelConfig:
     """The config with the sizes of layers that slide, or of those that do not."""
@@ -384,7 +390,8 @@ class ModelConfig(
   def _structure(self, layer: int) -> Structure:
     is_recurrent = self.is_recurrent and self.recurrent_layers[layer]
     is_global = self.global_sizes is not None and not self.slides[layer]
-    return Structure(is_recurrent, self.mixture_place(layer) is not None, is_global)
+    has_experts = self.mixture_place(layer) is not None
+    return Structure(is_recurrent, has_experts, is_global, self.source(layer))
 
 
 class Model(NamedTuple):

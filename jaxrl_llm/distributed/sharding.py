@@ -45,7 +45,7 @@ RULES = (
   (r'(q|k|v|gate|up)/kernel$', (_ALL, _WIDE)),
   (r'(o|down|delta_out)/kernel$', (_WIDE, _ALL)),
   (r'delta_(step|decay)/kernel$', (_ALL, _WIDE)),
-  (r'head/kernel$', (_ALL, _WIDE)),
+  (r'(head|layer_proj)/kernel$', (_ALL, _WIDE)),
   (r'(q|kv)_a/kernel$', (_ALL, None)),
   (r'(q|kv)_b/kernel$', (_ALL, _WIDE)),
   (r'(q|k|v|gate|up)/bias$', (_WIDE,)),

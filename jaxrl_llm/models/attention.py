@@ -327,6 +327,13 @@ class SelfAttention(Mixer):
     )
     if context.cache is not None:
       kv = write_caches(context.cache, kv, context.at)
+    return self._attended(h, q, kv, context), kv
+
+  def _attended(
+    self, h_BxQxD: jax.Array, q_BxQxHxd: jax.Array, kv: LayerCache, context: Context
+  ) -> jax.Array:
+    """The output [B, Q, D] of queries that attend to `kv` and to a shared prompt."""
+    c, masks, q = self.config, context.masks, q_BxQxHxd
     scores = dict(scale=c.query_scale, cap=c.attention_cap)
     if c.sinks:
       scores['sink_H'] = self.sinks.score[...]
@@ -339,8 +346,33 @@ class SelfAttention(Mixer):
       out = attend(q, KeyValues(*kv, masks.mask_BxQxS), prompt, **scores)
     out = out.reshape(*out.shape[:2], -1)
     if c.output_gate:
-      out *= jax.nn.sigmoid(self.q_gate(h))
-    return self.o(out), kv
+      out *= jax.nn.sigmoid(self.q_gate(h_BxQxD))
+    return self.o(out)
+
+
+class ReadingAttention(SelfAttention):
+  """Attention to the keys and values of an earlier layer. arXiv:2405.12981 (cross-layer attention)."""
+
+  @staticmethod
+  def cached_sizes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
+    """None: it reads the cache of the other layer."""
+    del config
+    return ()
+
+  def add_mixer(self, dense: Callable[..., linear.Dense], norm: Callable[..., nnx.RMSNorm]) -> None:
+    """Projections q and o, and the norm of queries."""
+    c, d = self.config, self.config.head_dim
+    self.q = dense(c.width, c.heads * d, use_bias=c.qkv_bias)
+    self.o = dense(c.heads * d, c.width, use_bias=c.out_bias)
+    self.q_norm = norm(d)
+
+  def mix(self, h_BxQxD: jax.Array, context: Context) -> tuple[jax.Array, LayerCache]:
+    """As `Mixer.mix`; the cache is ()."""
+    assert context.source is not None
+    B, Q, _ = h_BxQxD.shape
+    q = self.q_norm(self.q(h_BxQxD).reshape(B, Q, -1, self.config.head_dim))
+    q = positions.rotate(q, *context.masks.rope)
+    return self._attended(h_BxQxD, q, context.source, context), ()
 
 
 def _normed(x_BxQxNxd: jax.Array, epsilon: float) -> jax.Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl_llm.models import linear, moe
-from jaxrl_llm.models.attention import SelfAttention
+from jaxrl_llm.models.attention import ReadingAttention, SelfAttention
 from jaxrl_llm.models.gated_delta import GatedDelta
 from jaxrl_llm.models.latent_attention import LatentAttention
 from jaxrl_llm.models.linear import activate, multiplier
@@ -53,9 +53,10 @@ class Block(Mixer):
       self.attn_post_norm, self.mlp_post_norm = norm(D), norm(D)
       if config.layer_scales:
         self.layer_scale = LayerScale()
+    factor = 1 if kind.source is None else config.kv_reader_mlp
     if kind.has_experts:
       self.experts = moe.Experts(config, dtype, rngs)
-      if S := config.shared_mlp:
+      if S := config.shared_mlp * factor:
         self.shared_gate, self.shared_up = dense(D, S, use_bias=False), dense(D, S, use_bias=False)
         self.shared_down = dense(S, D, use_bias=False)
         if config.shared_gate:
@@ -63,22 +64,32 @@ class Block(Mixer):
         if config.expert_norms:
           self.shared_post_norm = norm(D)
     else:
-      F = config.dense_mlp or config.mlp
+      F = (config.dense_mlp or config.mlp) * factor
       self.gate = dense(D, F, use_bias=config.mlp_bias)
       self.up = dense(D, F, use_bias=config.mlp_bias)
       self.down = dense(F, D, use_bias=config.mlp_bias)
+    if p := config.layer_input:
+      self.input_gate, self.input_down = dense(D, p, use_bias=False), dense(p, D, use_bias=False)
+      self.input_norm = norm(D)
     for name in adapted:
       getattr(self, name).adapt()
 
   def __call__(
-    self, x_BxQxD: jax.Array, context: Context, expert_BxQxk: Array | None = None
+    self,
+    x_BxQxD: jax.Array,
+    context: Context,
+    expert_BxQxk: Array | None = None,
+    input_BxQxp: Array | None = None,
   ) -> tuple[jax.Array, LayerCache, jax.Array | None]:
-    """Returns x_BxQxD, the layer's cache (see `mix`), and the experts of each token."""
+    """Returns x_BxQxD, the layer's cache (see `mix`), and the experts of each token. input: of this layer."""
     before, after = self.config.norms != 'after', self.config.norms != 'before'
     added, cached = self.mix(self.attn_norm(x_BxQxD) if before else x_BxQxD, context)
     x = x_BxQxD + self._scaled(self.attn_post_norm(added) if after else added)
     added, expert_BxQxk = self._feed_forward(self.mlp_norm(x) if before else x, x, expert_BxQxk)
     x = x + self._scaled(self.mlp_post_norm(added) if after else added)
+    if input_BxQxp is not None:
+      gate = activate(self.config, self.input_gate(x))
+      x = x + self.input_norm(self.input_down(gate * input_BxQxp))
     return self.layer_scale(x) if self.config.layer_scales else x, cached, expert_BxQxk
 
   def _scaled(self, added: jax.Array) -> jax.Array:
@@ -104,6 +115,10 @@ class AttentionBlock(SelfAttention, Block):
   """A layer with attention to keys and values of each token."""
 
 
+class ReadingBlock(ReadingAttention, Block):
+  """A layer with attention to keys and values of an earlier layer."""
+
+
 class LatentBlock(LatentAttention, Block):
   """A layer with attention to latents."""
 
@@ -112,8 +127,10 @@ class DeltaBlock(GatedDelta, Block):
   """A recurrent layer."""
 
 
-def block_class(config: ModelConfig, is_recurrent: bool = False) -> type[Block]:
-  """The class of the layers of a model, or of those that are recurrent."""
-  if is_recurrent:
+def block_class(config: ModelConfig, kind: Structure) -> type[Block]:
+  """The class of the layers of a kind."""
+  if kind.is_recurrent:
     return DeltaBlock
+  if kind.source is not None:
+    return ReadingBlock
   return LatentBlock if config.latent else AttentionBlock

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -29,10 +28,18 @@ class Noise(NamedTuple):
 
 
 class Decoder(nnx.Module):
-  """Embedding, blocks, final norm, and a head that may be the embedding's transpose."""
+  """Embedding, blocks, final norm, and a head that may be the embedding's transpose.
+
+  `kinds`: of the blocks; by default those of the config.
+  """
 
   def __init__(
-    self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs, adapted: tuple[str, ...] = ()
+    self,
+    config: ModelConfig,
+    dtype: jnp.dtype,
+    rngs: nnx.Rngs,
+    adapted: tuple[str, ...] = (),
+    kinds: Sequence[Structure] | None = None,
   ):
     self.embed = nnx.Embed(
       config.vocab,
@@ -42,25 +49,48 @@ class Decoder(nnx.Module):
       rngs=rngs,
     )
     blocks = [
-      block_class(config, kind.is_recurrent)(config, dtype, rngs, adapted, kind)
-      for kind in config.structures
+      block_class(config, kind)(config, dtype, rngs, adapted, kind)
+      for kind in (config.structures if kinds is None else kinds)
     ]
     self.layers = nnx.List(blocks)
     self.norm = nnx.RMSNorm(config.width, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
     if not config.tied:
       self.head = nnx.Linear(config.width, config.vocab, use_bias=False, dtype=dtype, rngs=rngs)
+    if p := config.layer_input:
+      self.layer_embed = nnx.Embed(
+        config.layer_input_vocab,
+        config.layers * p,
+        dtype=dtype,
+        embedding_init=nnx.initializers.normal(p**-0.5),
+        rngs=rngs,
+      )
+      self.layer_proj = linear.Dense(
+        config.width,
+        config.layers * p,
+        use_bias=False,
+        dtype=dtype,
+        param_dtype=jnp.float32,
+        rngs=rngs,
+      )
+      self.layer_proj_norm = nnx.RMSNorm(p, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
 
 
 def cached_sizes(config: ModelConfig) -> list[tuple[tuple[int, int], ...]]:
-  """Of each layer, (K, d) of each array [rows, K, S, d] that it caches, unless it is recurrent."""
-  return [block_class(config).cached_sizes(config.of_layers(slides)) for slides in config.slides]
+  """Of each layer, (K, d) of each array [rows, K, S, d] that it caches; () of layers without such arrays."""
+  layers = zip(config.structures, config.slides, strict=True)
+  return [block_class(config, k).cached_sizes(config.of_layers(slides)) for k, slides in layers]
+
+
+def read_sizes(config: ModelConfig) -> list[tuple[tuple[int, int], ...]]:
+  """`cached_sizes` of the layer whose cache each layer reads: its own or that of another."""
+  cached = cached_sizes(config)
+  source_L = map(config.source, range(config.layers))
+  return [cached[i if source is None else source] for i, source in enumerate(source_L)]
 
 
 def empty_states(config: ModelConfig, rows: int) -> list[RowStates | None]:
   """The states of `rows` rows before their first token; None for layers that cache tokens."""
-  return [
-    block_class(config, kind.is_recurrent).empty_states(config, rows) for kind in config.structures
-  ]
+  return [block_class(config, kind).empty_states(config, rows) for kind in config.structures]
 
 
 @functools.lru_cache(maxsize=32)
@@ -72,11 +102,10 @@ def _definition(
   # A block of a kind is traced once for all its layers: drawing keys takes time by the square of what is traced.
   @functools.cache
   def block(kind: Structure) -> Block:
-    make = block_class(config, kind.is_recurrent)
+    make = block_class(config, kind)
     return nnx.eval_shape(lambda: make(config, jnp.dtype(dtype), nnx.Rngs(0), adapted, kind))
 
-  frame = dataclasses.replace(config, layers=0)
-  model = nnx.eval_shape(lambda: Decoder(frame, jnp.dtype(dtype), nnx.Rngs(0)))
+  model = nnx.eval_shape(lambda: Decoder(config, jnp.dtype(dtype), nnx.Rngs(0), kinds=()))
   model.layers = nnx.List([nnx.clone(block(kind)) for kind in config.structures])
   graph, params = nnx.split(model, nnx.Param)
   return graph, nnx.to_pure_dict(params)
@@ -146,8 +175,10 @@ def apply(
   )
   blocks = [block(graph) for graph in graphs]
   noise_L = noise and (noise.sigma_L, jax.random.split(noise.key, config.layers))
-  layers = LayerInputs(weights_L, prompts_L, cache, noise_L, _experts_by_layer(expert_BxQxNxk))
+  experts = _experts_by_layer(expert_BxQxNxk)
   x_BxQxD = _embed(config, model, tokens_BxQ)
+  inputs = _inputs_by_layer(config, model, tokens_BxQ, x_BxQxD)
+  layers = LayerInputs(weights_L, prompts_L, cache, noise_L, experts, inputs)
   run = scan_layers if remat else unroll_layers
   x_BxQxD, kv_L, expert_BxQxNxk = run(config, blocks, masks, layers, x_BxQxD, Q, dtype)
   return model.norm(x_BxQxD)[:, :Q], kv_L, expert_BxQxNxk
@@ -185,8 +216,8 @@ def _block(
     x = x + (sigma * _token_noise(key, identity_BxQ, x.shape[2])).astype(x.dtype)
   if gather is not None:
     weights = nnx.State(gather(nnx.to_pure_dict(weights)))
-  context = Context(masks, layer.prompt, layer.cache, at, attend)
-  x, cached, expert = nnx.merge(graph, weights)(x, context, layer.expert_BxQxk)
+  context = Context(masks, layer.prompt, layer.cache, at, attend, layer.source)
+  x, cached, expert = nnx.merge(graph, weights)(x, context, layer.expert_BxQxk, layer.own_BxQxp)
   return x, (cached, expert)
 
 
@@ -199,6 +230,20 @@ def _token_noise(key: jax.Array, identity_BxQ: jax.Array, width: int) -> jax.Arr
 def _embed(config: ModelConfig, model: Decoder, tokens_BxQ: Array) -> jax.Array:
   x, scale = model.embed(tokens_BxQ), config.embed_scale
   return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
+
+
+def _inputs_by_layer(
+  config: ModelConfig, model: Decoder, tokens_BxQ: Array, x_BxQxD: jax.Array
+) -> jax.Array | None:
+  """[N, B, Q, p] of N layers: (norm(W·x / √D) + √p · the token's row of a table) / √2; None without such inputs."""
+  if not (p := config.layer_input):
+    return None
+  by_layer = lambda x: x.reshape(*x.shape[:2], config.layers, p)  # noqa: E731
+  table = by_layer(model.layer_embed(tokens_BxQ))
+  projected = model.layer_proj_norm(by_layer(model.layer_proj(x_BxQxD) * config.width**-0.5))
+  inputs_BxQxNxp = (projected + table * p**0.5) * 2**-0.5
+  constrained = sharding.constrain(inputs_BxQxNxp, sharding.UPDATE_ROWS, sharding.TOKENS)
+  return jnp.moveaxis(constrained, 2, 0)
 
 
 @jax.named_scope('head')

@@ -83,6 +83,7 @@ def _config_json(model: Model, dtype: str) -> JsonObject:
     raw |= dict(tie_word_embeddings=model.config.tied)
   raw = raw or hugging_face_config(model.config)
   raw.pop('quantization_config', None)  # weights are written in full
+  raw.pop('auto_map', None)  # names files of code, which are not copied
   kind = raw['model_type']
   # Older readers use torch_dtype.
   return raw | dict(

@@ -1,17 +1,19 @@
-"""Gemma 4, by Hugging Face's model_type: layers that do not slide have heads of their own sizes."""
+"""Gemma 4, by Hugging Face's model_type: layers that do not slide have heads of their own sizes.
+
+In E2B and E4B, the last layers attend to keys and values of earlier ones, and each layer has an input of its own.
+"""
 
 from __future__ import annotations
 
 import math
 
-from jaxrl_llm.models.family import Family, Raw, refuse, sliding_layers, sliding_rope_theta
+from jaxrl_llm.models.family import Family, Raw, sliding_layers, sliding_rope_theta
 from jaxrl_llm.types import GlobalSizes, UserError
 
 _SIZES = ('head_dim', 'num_key_value_heads')
 
 
 def _gemma4(raw: Raw, layers: int) -> Raw:
-  refuse(raw, hidden_size_per_layer_input=0, num_kv_shared_layers=0)
   if raw.get('use_bidirectional_attention') == 'all':
     raise UserError(
       "use_bidirectional_attention='all' is not supported: tokens attend to later ones; choose another model."
@@ -31,6 +33,16 @@ def _gemma4(raw: Raw, layers: int) -> Raw:
       shared_mlp=raw['intermediate_size'],  # a dense MLP beside the experts
       norm_top_k=True,
       expert_norms=True,
+    )
+  if raw['num_kv_shared_layers']:
+    fields |= dict(
+      kv_readers=raw['num_kv_shared_layers'],
+      kv_reader_mlp=2 if raw['use_double_wide_mlp'] else 1,
+    )
+  if raw['hidden_size_per_layer_input']:
+    fields |= dict(
+      layer_input=raw['hidden_size_per_layer_input'],
+      layer_input_vocab=raw['vocab_size_per_layer_input'],
     )
   sizes = _global_sizes(raw, sliding)
   if not any(sliding):
@@ -62,6 +74,9 @@ def _global_sizes(raw: Raw, sliding: tuple[bool, ...]) -> GlobalSizes:
 
 
 _NAMES = {
+  'input_gate/kernel': 'per_layer_input_gate.weight',
+  'input_down/kernel': 'per_layer_projection.weight',
+  'input_norm/scale': 'post_per_layer_input_norm.weight',
   'experts/router/kernel': 'router.proj.weight',
   'experts/router_norm/scale': 'router.scale',
   'experts/gain': 'router.per_expert_scale',
@@ -89,6 +104,9 @@ _GEMMA4 = Family(
     max_position_embeddings=131072,
     sliding_window=512,
     hidden_size_per_layer_input=256,
+    vocab_size_per_layer_input=262144,
+    num_kv_shared_layers=0,
+    use_double_wide_mlp=False,
     attention_k_eq_v=False,
     rope_parameters=dict(
       sliding_attention=dict(rope_type='default', rope_theta=1e4),

@@ -78,16 +78,23 @@ def load_params(folder: str, config: ModelConfig, ignored: tuple[str, ...] = ())
   if config.tied:
     _check_tied_head(folder, opened, locations, params['embed']['embedding'])
   extra = locations.keys() - read - set(ignored)
-  if families.FAMILIES[config.family].has_prediction_layer:
-    prediction = f'model.layers.{config.layers}.', 'mtp.'
-    extra = {name for name in extra if not name.startswith(prediction)}
-  extra = sorted(name for name in extra if not name.endswith(_UNUSED))
+  unread = _unread_prefixes(config)
+  extra = sorted(n for n in extra if not n.startswith(unread) and not n.endswith(_UNUSED))
   if extra:
     raise UserError(
       f'config.model={folder!r}: the weights hold {extra[0]!r} ({len(extra)} such), which config.json does not '
       'describe; the files are of different models.'
     )
   return params
+
+
+def _unread_prefixes(config: ModelConfig) -> tuple[str, ...]:
+  """Of tensors that files may hold: layers that predict several tokens, and keys and values of layers without any."""
+  readers = range(config.layers - config.kv_readers, config.layers)
+  unread = tuple(f'model.layers.{i}.self_attn.{part}_' for i in readers for part in 'kv')
+  if families.FAMILIES[config.family].has_prediction_layer:
+    unread += f'model.layers.{config.layers}.', 'mtp.'
+  return unread
 
 
 def _read_experts(

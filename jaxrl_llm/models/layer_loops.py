@@ -24,6 +24,8 @@ class LayerInputs(NamedTuple):
   cache: Cache | None
   noise: tuple[jax.Array, jax.Array] | None  # standard deviation and key
   expert_BxQxk: Array | None  # of layers with a mixture of experts
+  own_BxQxp: Array | None  # the input that only this layer has
+  source: LayerCache | None = None  # of the layer whose keys and values it attends to
 
 
 _recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
@@ -48,29 +50,34 @@ def scan_layers(
 
   A TPU's compiler takes most of a minute for each block that it compiles, and so compiles few.
   """
-  order, kv_parts, expert_parts = [], [], []
+  kv_parts, expert_parts = [], []
   kind_L = layer_kinds(config)[1]
+  kv_of: dict[int, LayerCache] = {}
   for period in periods(config.structures):
     runs = [_loop_body(masks, blocks[i[0]], {kind_L[n] for n in i}) for i in period]
     inputs = [_stacked(config, layers, numbers, kind_L, dtype) for numbers in period]
+    common = [_of_source(config, layers, kv_of, i[0]) for i in period]
 
-    def body(x, inputs, runs=runs):
+    def body(x, inputs, runs=runs, common=common):
       outputs = []
-      for run, layer in zip(runs, inputs, strict=True):
-        x, output = run(x, layer)
+      for run, (kind, layer), fields in zip(runs, inputs, common, strict=True):
+        x, output = run(x, (kind, layer._replace(**fields)))
         outputs.append(output)
       return x, outputs
 
     x_BxQxD, outputs = jax.lax.scan(body, x_BxQxD, inputs)
-    order += [number for numbers in period for number in numbers]
-    kv_parts += [kv for kv, _ in outputs]
+    kv_parts += [(numbers, kv) for numbers, (kv, _) in zip(period, outputs, strict=True)]
+    for part in kv_parts[-len(period) :] if config.kv_readers else ():
+      kv_of |= _unstacked(*part)
     expert_parts += [(numbers, e) for numbers, (_, e) in zip(period, outputs, strict=True)]
   experts = [(numbers, e) for numbers, e in expert_parts if e is not None]
   first_tokens = lambda x: x[..., :Q, :]  # noqa: E731
   if not config.has_equal_caches:
-    kv_L = _by_layer(order, kv_parts, Q)
+    kv_L = _by_layer(kv_parts, Q)
   else:
-    kv_L = jax.tree.map(first_tokens, jax.tree.map(lambda *x: _in_order(order, x), *kv_parts))
+    order = [number for numbers, _ in kv_parts for number in numbers]
+    kv = jax.tree.map(lambda *x: _in_order(order, x), *(kv for _, kv in kv_parts))
+    kv_L = jax.tree.map(first_tokens, kv)
   if not experts:
     return x_BxQxD, kv_L, None
   expert_order = [number for numbers, _ in experts for number in numbers]
@@ -99,6 +106,15 @@ def periods(kind_L: Sequence[object]) -> list[list[list[int]]]:
   return loops
 
 
+def _of_source(
+  config: ModelConfig, layers: LayerInputs, kv_of: dict[int, LayerCache] | list[LayerCache], i: int
+) -> dict[str, object]:
+  """Fields of layer i's inputs that come from the layer whose keys and values it attends to, if there is one."""
+  if (source := config.source(i)) is None:
+    return {}
+  return dict(source=kv_of[source], prompt=layers.prompt and layers.prompt[source])
+
+
 def _stacked(
   config: ModelConfig, layers: LayerInputs, numbers: list[int], kind_L: Sequence[int], dtype: str
 ) -> tuple[jax.Array, LayerInputs]:
@@ -109,22 +125,31 @@ def _stacked(
     prompt = jax.tree.map(lambda *x: jnp.stack(x), *[prompt[i] for i in numbers])
   else:
     prompt = jax.tree.map(select, prompt)
-  noise = jax.tree.map(select, layers.noise)
+  noise, own = jax.tree.map(select, (layers.noise, layers.own_BxQxp))
   expert, places = layers.expert_BxQxk, [config.mixture_place(i) for i in numbers]
   if expert is not None and len(places) < config.mixtures:
     expert = None if None in places else expert[np.array(places)]
   weights = stack_weights([layers.weights[i] for i in numbers], dtype)
-  return jnp.array([kind_L[i] for i in numbers]), LayerInputs(weights, prompt, None, noise, expert)
+  inputs = LayerInputs(weights, prompt, None, noise, expert, own)
+  return jnp.array([kind_L[i] for i in numbers]), inputs
 
 
-def _by_layer(order: list[int], parts: Sequence[LayerCache], Q: int) -> list[LayerCache]:
-  """Caches [layers, …] of the places of all periods, as one of each layer: of the first Q tokens, or states."""
-  layers = []
-  for part in parts:
+def _by_layer(parts: Sequence[tuple[list[int], LayerCache]], Q: int) -> list[LayerCache]:
+  """Caches [layers, …] of the numbered layers of all places, as one of each layer: of the first Q tokens, or states."""
+  layers: dict[int, LayerCache] = {}
+  for numbers, part in parts:
     part = part if isinstance(part, RowStates) else tuple(x[..., :Q, :] for x in part)
-    leaves, structure = jax.tree.flatten(part)
-    layers += [structure.unflatten(arrays) for arrays in zip(*leaves, strict=True)]
-  return [layers[place] for place in np.argsort(order)]
+    layers |= _unstacked(numbers, part)
+  return [layers[number] for number in sorted(layers)]
+
+
+def _unstacked(numbers: list[int], kv: LayerCache) -> dict[int, LayerCache]:
+  """Number → cache of each of the given layers, from arrays [layers, …]."""
+  leaves, structure = jax.tree.flatten(kv)
+  if not leaves:
+    return dict.fromkeys(numbers, kv)
+  arrays_L = zip(*leaves, strict=True)
+  return {n: structure.unflatten(arrays) for n, arrays in zip(numbers, arrays_L, strict=True)}
 
 
 def _in_order(order: list[int], parts: Sequence[jax.Array]) -> jax.Array:
@@ -145,9 +170,11 @@ def unroll_layers(
 ) -> Outputs:
   """All layers one after the other, with a cache for each or none."""
   del dtype  # each layer casts its own weights
-  kv_L, expert_N = [], []
+  kv_L, kv_of, expert_N = [], [], []
   for i, kind in enumerate(layer_kinds(config)[1]):
-    x_BxQxD, (kv, expert) = blocks[i](x_BxQxD, masks[kind], _layer(config, layers, i))
+    layer = _layer(config, layers, i)._replace(**_of_source(config, layers, kv_of, i))
+    x_BxQxD, (kv, expert) = blocks[i](x_BxQxD, masks[kind], layer)
+    kv_of.append(kv)
     is_whole = layers.cache is not None or isinstance(kv, RowStates)
     kv_L.append(kv if is_whole else tuple(x[:, :, :Q] for x in kv))
     expert_N += [] if expert is None else [expert]
@@ -156,12 +183,12 @@ def unroll_layers(
 
 
 def _layer(config: ModelConfig, layers: LayerInputs, i: int) -> LayerInputs:
-  noise = jax.tree.map(lambda x: x[i], layers.noise)
+  noise, own = jax.tree.map(lambda x: x[i], (layers.noise, layers.own_BxQxp))
   place, expert = config.mixture_place(i), layers.expert_BxQxk
   expert = None if expert is None or place is None else expert[place]
   prompt = layers.prompt and layers.prompt[i]
   cache = None if layers.cache is None else layers.cache[i]
-  return LayerInputs(layers.weights[i], prompt, cache, noise, expert)
+  return LayerInputs(layers.weights[i], prompt, cache, noise, expert, own)
 
 
 def _loop_body(masks: list[LayerMasks], block: Block, kinds: set[int]) -> Callable:

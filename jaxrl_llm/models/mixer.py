@@ -49,6 +49,8 @@ class Context(NamedTuple):
   cache: LayerCache | None = None  # of the rows' own earlier tokens
   at: Array | None = None  # the column from which x is written into `cache`
   attend: Attend | None = None
+  # of an earlier layer, with x written into it, for a layer without keys and values
+  source: LayerCache | None = None
 
 
 class Mixer(nnx.Module):
@@ -58,7 +60,7 @@ class Mixer(nnx.Module):
 
   @staticmethod
   def cached_sizes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
-    """(K, d) of each array in a LayerCache; () where the layer has states instead."""
+    """(K, d) of each array in a LayerCache; () where the layer has states instead, or reads another's cache."""
     raise NotImplementedError
 
   @staticmethod

@@ -201,6 +201,22 @@ _LLAMA4 = Family(
   ),
   names=_LLAMA4_NAMES,
 )
+_DEEPSEEK_V3 = Family(
+  'DeepseekV3ForCausalLM',
+  _SIGMOID,
+  _deepseek_v3,
+  dict(
+    first_k_dense_replace=3,
+    n_shared_experts=1,
+    n_group=8,
+    topk_group=4,
+    norm_topk_prob=True,
+    num_experts_per_tok=8,
+    routed_scaling_factor=2.5,
+  ),
+  names=_GLM,
+  has_prediction_layer=True,
+)
 FAMILIES = {
   'qwen3_moe': Family(
     'Qwen3MoeForCausalLM', dict(qk_norm='head'), _qwen3_moe, dict(use_sliding_window=False)
@@ -243,22 +259,8 @@ FAMILIES = {
     names=_GLM,
     has_prediction_layer=True,
   ),
-  'deepseek_v3': Family(
-    'DeepseekV3ForCausalLM',
-    _SIGMOID,
-    _deepseek_v3,
-    dict(
-      first_k_dense_replace=3,
-      n_shared_experts=1,
-      n_group=8,
-      topk_group=4,
-      norm_topk_prob=True,
-      num_experts_per_tok=8,
-      routed_scaling_factor=2.5,
-    ),
-    names=_GLM,
-    has_prediction_layer=True,
-  ),
+  'deepseek_v3': _DEEPSEEK_V3,
+  'kimi_k2': _DEEPSEEK_V3,  # other numbers; its files name code for transformers, which is not read
   'glm4_moe_lite': Family(
     'Glm4MoeLiteForCausalLM',
     _SIGMOID,

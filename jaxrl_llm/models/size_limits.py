@@ -94,7 +94,35 @@ def validated(config: ModelConfig, where: str) -> ModelConfig:
       )
   _check_rotary(config, where)
   _check_global(config, where)
+  _check_readers(config, where)
+  _check_layer_input(config, where)
   return config
+
+
+def _check_readers(config: ModelConfig, where: str) -> None:
+  """Raises UserError for layers that attend to keys and values of others, where no such layer exists."""
+  if config.kv_readers == 0:
+    return
+  name = f'{where}: num_kv_shared_layers'
+  own = config.layers - positive_int(config.kv_readers, name, _LIMITS['layers'])
+  if own < 1 or not {*config.slides[own:]} <= {*config.slides[:own]}:
+    raise UserError(
+      f'{name}={config.kv_readers} of {config.layers} layers attend to keys and values of an earlier layer of the same '
+      'layer_types, and there is none for some of them; fetch it again.'
+    )
+
+
+def _check_layer_input(config: ModelConfig, where: str) -> None:
+  """Raises UserError for a table of layers' inputs that lacks tokens."""
+  if config.layer_input == 0:
+    return
+  positive_int(config.layer_input, f'{where}: hidden_size_per_layer_input', _LIMITS['width'])
+  name = f'{where}: vocab_size_per_layer_input'
+  if positive_int(config.layer_input_vocab, name, _LIMITS['vocab']) < config.vocab:
+    raise UserError(
+      f'{name}={config.layer_input_vocab} must be at least vocab_size={config.vocab}, since any token may be sampled; '
+      'fetch it again.'
+    )
 
 
 def _check_global(config: ModelConfig, where: str) -> None:
@@ -153,8 +181,9 @@ def _check_rotary(config: ModelConfig, where: str) -> None:
 def check_memory(config: ModelConfig, where: str) -> None:
   """Raise UserError if the float32 weights alone exceed the machine's memory."""
   c = config
-  sizes = [c.of_layers(slides) for slides in (c.slides or (False,))]
-  attention = sum(c.width * x.head_dim * (2 * c.heads + 2 * x.kv_heads) for x in sizes) // c.layers
+  sizes, own = map(c.of_layers, c.slides), c.layers - c.kv_readers
+  heads = (x.head_dim * (2 * c.heads + 2 * x.kv_heads * (i < own)) for i, x in enumerate(sizes))
+  attention = c.width * sum(heads) // c.layers
   if c.latent:
     query_in = c.query_latent or c.width
     attention = c.width * (c.query_latent + c.latent + c.rotary_dim + c.heads * c.value_dim)
@@ -170,6 +199,8 @@ def check_memory(config: ModelConfig, where: str) -> None:
   dense = 3 * (c.dense_mlp or c.mlp)
   mixture = 3 * (c.mlp * c.experts + c.shared_mlp) + c.experts
   mlp = c.mixtures * mixture + (c.layers - c.mixtures) * dense
+  mlp += c.kv_readers * (c.kv_reader_mlp - 1) * (3 * c.shared_mlp if c.experts else dense)
+  attention += c.layers * c.layer_input * (c.layer_input_vocab + 3 * c.width)
   count = c.vocab * c.width * (1 if c.tied else 2) + attention + c.width * mlp
   memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
   if 4 * count > memory:

@@ -54,6 +54,9 @@ _OUTSIDE_LAYERS = {
   'embed/embedding': 'model.embed_tokens.weight',
   'norm/scale': 'model.norm.weight',
   'head/kernel': 'lm_head.weight',
+  'layer_embed/embedding': 'model.embed_tokens_per_layer.weight',
+  'layer_proj/kernel': 'model.per_layer_model_projection.weight',
+  'layer_proj_norm/scale': 'model.per_layer_projection_norm.weight',
 }
 
 

@@ -101,8 +101,9 @@ def attention_flops(model: ModelConfig, cached: bool = False) -> int:
 
 def weights_per_token(model: ModelConfig) -> float:
   """The number of weights of all layers that one token is multiplied with; of experts, the active ones."""
-  layers = decoder.abstract_params(model)['layers']
-  leaves = jax.tree_util.tree_leaves_with_path(layers)
+  params = decoder.abstract_params(model)
+  parts = [params[name] for name in ('layers', 'layer_proj') if name in params]
+  leaves = jax.tree_util.tree_leaves_with_path(parts)
   sizes = {sharding.path_name(path): math.prod(x.shape) for path, x in leaves if len(x.shape) > 1}
   active = model.experts_per_token / model.experts if model.experts else 1.0
   is_expert = re.compile(r'experts/(gate|up|down)/')

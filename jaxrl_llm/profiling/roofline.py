@@ -20,7 +20,7 @@ class DecodeIteration(NamedTuple):
 
   rows: int  # on all devices
   weight_bytes: float  # in the sampler's dtype and the layout for decoding
-  cache_bytes: float  # the full ring
+  cache_bytes: float  # the full ring, as often as layers read it
   prompt_cache_bytes: float
   flops: float
 
@@ -30,17 +30,23 @@ def decode(spec: StepSpec, cache_bytes: float) -> DecodeIteration:
   model, settings, layout = spec.model.config, spec.rollout.decode, spec.layout
   rows = settings.slots or layout.prompts * settings.rollouts
   # An iteration reads only a few rows of an embedding that is not the head, too.
-  unread = () if model.tied else ('embed',)
+  unread = ('layer_embed',) if model.tied else ('layer_embed', 'embed')
   weight_bytes = device_memory.sampling_weight_bytes(spec, unread)
   weights = hlo_update.weights_per_token(model) + model.vocab * model.width
   parts = sharding.rows_shards(layout.mesh, sharding.SAMPLED_FEATURES)
   used = weights / parts
   # If all rows of a prompt have slots, its cache is read once; otherwise once for each slot.
   prompts = layout.prompts if rows == layout.prompts * settings.rollouts else rows
-  # A column has the same size in the ring and in a prompt's cache, where sliding layers keep all columns.
-  size_N = [sum(K * d for K, d in sizes) for sizes in decoder.cached_sizes(model)]
-  ring = rows * np.dot(size_N, slot_loop.ring_widths(model, settings.max_tokens))
-  prompt_cache_bytes = cache_bytes * layout.prompt_tokens * sum(size_N) * prompts / ring
+  # A column has the same size in the ring and in a prompt's cache, where sliding layers keep all columns. Some layers
+  # read the cache of another.
+  cached_N, read_N = (
+    [sum(K * d for K, d in sizes) for sizes in sizes_N]
+    for sizes_N in (decoder.cached_sizes(model), decoder.read_sizes(model))
+  )
+  width_N = slot_loop.ring_widths(model, settings.max_tokens)
+  ring = rows * np.dot(cached_N, width_N)
+  prompt_cache_bytes = cache_bytes * layout.prompt_tokens * sum(read_N) * prompts / ring
+  cache_bytes *= np.dot(read_N, width_N) / np.dot(cached_N, width_N)
   # A token attends to its prompt and to half of the longest completion, on average.
   positions = layout.prompt_tokens + np.arange(settings.max_tokens)
   keys = hlo_update.attended_keys(model, positions).mean() / parts

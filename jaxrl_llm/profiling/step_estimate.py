@@ -74,7 +74,10 @@ def ring_share(spec: StepSpec, survival_T: np.ndarray) -> float:
   model = spec.model.config
   reads, columns = 0.0, 0.0
   widths = slot_loop.ring_widths(model, settings.max_tokens)
-  for ((heads, size), *_), width in zip(decoder.cached_sizes(model), widths, strict=True):
+  for sizes, width in zip(decoder.read_sizes(model), widths, strict=True):
+    if not sizes:  # a recurrent layer has no columns
+      continue
+    heads, size = sizes[0]
     local_heads = -(-heads // sharding.rows_shards(layout.mesh, sharding.SAMPLED_FEATURES))
     column_bytes = local_heads * size * np.dtype(settings.cache_dtype).itemsize
     block = decode_attention.block_columns(width, column_bytes)

@@ -189,7 +189,7 @@ def decode(
   width = {
     slides: jax.tree.leaves(kv)[0].shape[2]
     for slides, kv in zip(constants.model.slides, state.cache, strict=True)
-    if not isinstance(kv, RowStates)
+    if kv and not isinstance(kv, RowStates)
   }
 
   def visible(slides):

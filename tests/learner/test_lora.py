@@ -29,6 +29,7 @@ from test_step import (
 from jaxrl_llm import step as steps
 from jaxrl_llm import train as runs
 from jaxrl_llm.config import loading as configs
+from jaxrl_llm.config.schema import LoraConfig
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import empty_records, lora, microbatch
@@ -181,6 +182,17 @@ def test_no_gradient_of_a_frozen_matrix_is_computed(remat):
     return len(re.findall(r'= f32\[48,32\]\S* dot\(', text))
 
   assert products(spec(learner=dict(remat=remat))) > 0 == products(adapted(remat=remat))
+
+
+def test_adapters_are_those_of_matrices_that_all_layers_have():
+  """A layer that attends to keys and values of another has no such projections."""
+  config = dataclasses.replace(
+    MODEL, kv_readers=1, qk_norm='qkv', layer_input=4, layer_input_vocab=MODEL.vocab
+  )
+  names = lora.settings(LoraConfig(rank=2), config).names
+  assert set(names) == {'q', 'o', 'gate', 'up', 'down', 'input_gate', 'input_down'}
+  with pytest.raises(UserError, match=r"'\^k\$' matches no matrix of a layer"):
+    lora.settings(LoraConfig(rank=2, targets='^k$'), config)
 
 
 def test_a_step_changes_the_adapter_alone():

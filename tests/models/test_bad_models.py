@@ -201,8 +201,14 @@ FAMILY_FIELDS = dict(
   gemma4_text=dict(
     head_dim=4, global_head_dim=6, num_global_key_value_heads=1, attention_k_eq_v=True, sliding_window=3,
     layer_types=None, rope_parameters=None, hidden_size_per_layer_input=0, num_kv_shared_layers=0, num_experts=4,
+    use_double_wide_mlp=True, vocab_size_per_layer_input=13,
     enable_moe_block=True, top_k_experts=2, moe_intermediate_size=6, final_logit_softcapping=5.0, per_layer_config=None,
     use_bidirectional_attention='vision',
+  ),
+  gemma4=dict(
+    num_hidden_layers=4, head_dim=4, global_head_dim=6, sliding_window=3, num_kv_shared_layers=2,
+    layer_types=['sliding_attention', 'full_attention'] * 2, hidden_size_per_layer_input=3,
+    vocab_size_per_layer_input=13, use_double_wide_mlp=True,
   ),
   gemma2=dict(head_dim=4, attn_logit_softcapping=5.0),
   qwen3_moe=dict(

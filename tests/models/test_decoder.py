@@ -16,11 +16,23 @@ EXPERTS = dict(experts=4, experts_per_token=2, dense_mlp=8)
 CONFIGS = dict(
   dense=ModelConfig(**SHAPE),
   untied=ModelConfig(**SHAPE, tied=False, qk_norm='head', norms='both', qkv_bias=True),
+  readers=ModelConfig(
+    **SHAPE,
+    sliding=(True, False, True, False),
+    window=3,
+    kv_readers=2,
+    kv_reader_mlp=2,
+    layer_input=6,
+    layer_input_vocab=40,
+    qk_norm='qkv',
+    norms='both',
+    layer_scales=True,
+  ),  # fmt: skip
   mixed=ModelConfig(**SHAPE, **EXPERTS, dense_layers=(True, False, True, False)),
 )
 
 
-@pytest.mark.parametrize('adapted', [(), ('q', 'v')])
+@pytest.mark.parametrize('adapted', [(), ('q', 'o')])
 @pytest.mark.parametrize('name', CONFIGS)
 def test_the_structure_is_that_of_the_whole_module(name, adapted):
   config = CONFIGS[name]

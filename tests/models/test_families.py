@@ -24,6 +24,7 @@ from jaxrl_llm.models import (
   layer_loops,
   peft,
   positions,
+  shared_prompt_forward,
 )
 from jaxrl_llm.rollout import slot_loop
 from jaxrl_llm.types import Model, Prompts, UserError
@@ -104,6 +105,15 @@ _GEMMA4 = dict(
   eos_token_id=None,
 )
 _GEMMA4_MOE = dict(enable_moe_block=True, num_experts=5, top_k_experts=2, moe_intermediate_size=24)
+# As in E2B and E4B: the last layers attend to keys and values of earlier ones, and layers have inputs of their own.
+_READERS = dict(
+  _GEMMA4,
+  hidden_size_per_layer_input=8,
+  vocab_size_per_layer_input=104,
+  num_kv_shared_layers=2,
+  num_hidden_layers=4,
+)
+_SLIDING, _FULL = 'sliding_attention', 'full_attention'
 _ONE_GROUP = dict(n_group=1, topk_group=1)
 _SMOLLM3 = dict(pad_token_id=None, attention_bias=True)
 _GEMMA = dict(sliding_window=5, query_pre_attn_scalar=24)
@@ -360,6 +370,49 @@ CASES |= {
     ),
   ),
 }
+CASES |= {
+  'gemma4_readers': (
+    'Gemma4',
+    _READERS
+    | dict(
+      num_hidden_layers=7,
+      num_kv_shared_layers=3,
+      layer_types=[_SLIDING, _SLIDING, _FULL, _SLIDING, _SLIDING, _FULL, _FULL],
+      use_double_wide_mlp=True,
+    ),
+  ),
+  'gemma4_readers-odd': (
+    'Gemma4',
+    _READERS
+    | ODD
+    | dict(
+      global_head_dim=14,
+      hidden_size_per_layer_input=7,
+      layer_types=[_FULL, _SLIDING, _SLIDING, _FULL],
+      tie_word_embeddings=False,
+      attention_bias=True,
+      attention_k_eq_v=True,
+      sliding_window=7,
+    ),
+  ),
+  'gemma4_readers-moe': (
+    'Gemma4',
+    _READERS
+    | _GEMMA4_MOE
+    | dict(
+      num_attention_heads=3,
+      num_key_value_heads=3,
+      layer_types=[_SLIDING, _FULL] * 2,
+      use_double_wide_mlp=True,
+    ),
+  ),
+  # All layers have equal sizes, and share loops.
+  'gemma4_readers-equal': (
+    'Gemma4',
+    _READERS | dict(global_head_dim=12, num_hidden_layers=8, layer_types=[_SLIDING, _FULL] * 4),
+  ),
+  'gemma4-inputs': ('Gemma4', _READERS | dict(num_kv_shared_layers=0, num_hidden_layers=3)),
+}
 # One case of a family goes through everything.
 WHOLE = tuple(case for case in CASES if '-' not in case)
 
@@ -435,7 +488,9 @@ def test_greedy_decoding_the_update_and_an_export_agree_with_transformers(case, 
   assert_close(update_TxBxV, ours_TxBxV)
 
 
-@pytest.mark.parametrize('case', ['qwen3_next', 'qwen3_5', 'gemma4', 'gemma4_moe'])
+@pytest.mark.parametrize(
+  'case', ['qwen3_next', 'qwen3_5', 'gemma4', 'gemma4_moe', 'gemma4_readers']
+)
 def test_forty_greedy_tokens_of_five_prompts_are_those_of_generate(case, tmp_path):
   """A state sums over all tokens of a row, so that an error would grow with it."""
   theirs = reference(*CASES[case])
@@ -503,8 +558,9 @@ def test_the_text_decoder_of_a_multimodal_gemma4_is_read_and_exported(tmp_path):
 @pytest.mark.parametrize(
   'changes, text',
   [
-    (dict(hidden_size_per_layer_input=8), 'hidden_size_per_layer_input=8 is not supported; supported: 0'),
-    (dict(num_kv_shared_layers=1), 'num_kv_shared_layers=1 is not supported; supported: 0'),
+    (dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=96), 'input=96 must be at least vocab_size=97'),
+    (dict(num_kv_shared_layers=7), 'num_kv_shared_layers=7 of 7 layers attend to keys .* there is none for some'),
+    (dict(num_kv_shared_layers=2), 'num_kv_shared_layers=2 of 7 layers attend to keys .* there is none for some'),
     (dict(use_bidirectional_attention='all'), "use_bidirectional_attention='all' is not supported"),
     (dict(per_layer_config={'2': dict(head_dim=20), '5': dict(head_dim=24)}), 'per_layer_config=.* is not supp'),
     (dict(global_head_dim=21), 'full_attention: head_dim=21 must be even'),
@@ -515,6 +571,157 @@ def test_other_variants_of_gemma4_are_refused(changes, text):
   raw = SIZES | CASES['gemma4'][1] | dict(model_type='gemma4_text') | changes
   with pytest.raises(UserError, match=text):
     families.read(raw, 'here')
+
+
+def their_gradients(model, tokens, mask, weight_BxSxV):
+  model.zero_grad()
+  positions = np.maximum(mask.cumsum(1) - 1, 0)
+  out = model(
+    torch.tensor(tokens, dtype=torch.long),
+    attention_mask=torch.tensor(mask, dtype=torch.long),
+    position_ids=torch.tensor(positions),
+  )
+  (out.logits * torch.tensor(weight_BxSxV)).sum().backward()
+  return {name: x.grad.numpy() for name, x in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+  ('case', 'remat'),
+  [('gemma4_readers', False), ('gemma4_readers', True), ('gemma4_readers-equal', True)],
+)
+def test_gradients_of_readers_equal_those_of_torch(case, remat, tmp_path):
+  """Keys and values get gradients from all layers that attend to them, also from those of other loops."""
+  theirs = reference(*CASES[case])
+  theirs.save_pretrained(tmp_path)
+  config, params = loaded(tmp_path, 24)
+  tokens, mask = rows(3, 24, False)
+  tokens = np.maximum(tokens, 1)  # torch leaves out the gradient of token 0, as padding
+  weight = np.random.default_rng(1).normal(size=(3, 24, 97)) * mask[..., None]
+  weight = weight.astype(np.float32)
+  positions = np.maximum(mask.cumsum(1) - 1, 0)
+
+  @jax.jit
+  @jax.grad
+  def gradient(params):
+    hidden, *_ = decoder.apply(config, params, tokens, positions, decoder.causal(mask), remat=remat)
+    return (decoder.head(config, params, hidden) * weight).sum()
+
+  ours = dict(export.named_tensors(Model(config, gradient(params), None, '')))
+  expected = their_gradients(theirs, tokens, mask, weight)
+  assert_gradients_close(theirs, ours, expected)
+
+
+def assert_gradients_close(theirs, ours, expected):
+  """In each tensor, up to a share of its largest number; experts of all layers are stored apart."""
+  compared = 0
+  for name, want in expected.items():
+    if (got := ours.get(name)) is None:
+      continue
+    compared += 1
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-4 * np.abs(want).max(), err_msg=name)
+  assert compared > 0.9 * len(expected)
+
+
+def test_a_shared_prompt_gets_the_gradient_of_readers(tmp_path):
+  """Completions behind one copy of their prompt: hidden states and gradients are those of whole rows."""
+  theirs = reference(*CASES['gemma4_readers'])
+  theirs.save_pretrained(tmp_path)
+  config, params = loaded(tmp_path, 24)
+  r = np.random.default_rng(0)
+  length_P, (P, L, G, T) = np.array([9, 4], np.int32), (2, 9, 2, 8)
+  prompt_PxL = r.integers(0, 97, (P, L)).astype(np.int32)
+  tokens_BxT = r.integers(0, 97, (P * G, T)).astype(np.int32)
+  prompts = Prompts(prompt_PxL, length_P, *[np.arange(P, dtype=np.int32)] * 3)
+  weight = r.normal(size=(P * G, T, config.width)).astype(np.float32)
+  start_B = np.repeat(length_P, G)
+  rows_BxS, mask = np.full((P * G, L + T), 5, np.int32), np.zeros((P * G, L + T), bool)
+  for b, start in enumerate(start_B):
+    rows_BxS[b, : start + T] = [*prompt_PxL[b // G, :start], *tokens_BxT[b]]
+    mask[b, : start + T] = True
+
+  def shared(params, remat):
+    return shared_prompt_forward.hidden(config, params, prompts, tokens_BxT, remat=remat)
+
+  def whole(params, remat):
+    del remat
+    positions = np.broadcast_to(np.arange(L + T), (P * G, L + T))
+    hidden, *_ = decoder.apply(config, params, rows_BxS, positions, decoder.causal(mask))
+    at = start_B[:, None] - 1 + np.arange(T)
+    return jnp.take_along_axis(hidden, at[..., None], axis=1)
+
+  @functools.partial(jax.jit, static_argnums=(0, 2))
+  def run(fn, params, remat):
+    loss = lambda p: (fn(p, remat) * weight).sum()  # noqa: E731
+    return fn(params, remat), jax.grad(loss)(params)
+
+  want, want_slope = run(whole, params, False)
+  for remat in (False, True):
+    got, slope = run(shared, params, remat)
+    np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+    for (path, x), y in zip(
+      jax.tree_util.tree_leaves_with_path(slope), jax.tree.leaves(want_slope), strict=True
+    ):
+      np.testing.assert_allclose(x, y, atol=2e-4 * np.abs(y).max() + 1e-6, err_msg=str(path))
+
+
+def test_released_files_may_hold_keys_and_values_of_readers(tmp_path):
+  """transformers has no such parameters, and the released files have them; neither reads them."""
+  theirs = reference(*CASES['gemma4_readers'])
+  theirs.save_pretrained(tmp_path)
+  config, params = loaded(tmp_path, 40)
+  file = str(tmp_path / 'model.safetensors')
+  tensors = safetensors.torch.load_file(file)
+  stray = {f'model.layers.5.self_attn.{n}.weight' for n in ('k_proj', 'v_proj', 'k_norm')}
+  assert not stray & tensors.keys()
+  safetensors.torch.save_file(tensors | {name: torch.zeros(3) for name in stray}, file)
+  jax.tree.map(np.testing.assert_array_equal, loaded(tmp_path, 40)[1], params)
+  own = 'model.layers.2.self_attn.k_other.weight'
+  safetensors.torch.save_file(tensors | {own: torch.zeros(3)}, file)
+  with pytest.raises(UserError, match='k_other'):
+    loaded(tmp_path, 40)
+
+
+def test_kimi_k2_is_read_and_exported_as_deepseek_v3_with_other_numbers(tmp_path):
+  """Its config.json: an older form of rope_scaling, one group of experts, and code for transformers."""
+  yarn = dict(beta_fast=1.0, beta_slow=1.0, factor=32.0, mscale=1.0, mscale_all_dim=1.0)
+  yarn |= dict(original_max_position_embeddings=16)
+  routing = dict(_ONE_GROUP, routed_scaling_factor=2.827)
+  shape = dict(_DEEPSEEK, **routing)
+  theirs = reference(
+    'DeepseekV3', shape | dict(rope_parameters=dict(yarn, rope_type='yarn', rope_theta=5e4))
+  )
+  theirs.save_pretrained(tmp_path / 'theirs')
+  file = tmp_path / 'theirs' / 'config.json'
+  raw = json.loads(file.read_text())
+  del raw['rope_parameters']
+  code = dict(AutoConfig='configuration_deepseek.DeepseekV3Config')
+  released = dict(
+    model_type='kimi_k2', auto_map=code, rope_theta=5e4, rope_scaling=dict(yarn, type='yarn'),
+    scoring_func='sigmoid', topk_method='noaux_tc', moe_layer_freq=1, num_nextn_predict_layers=0,
+  )  # fmt: skip
+  file.write_text(json.dumps(raw | released))
+  config, params = loaded(tmp_path / 'theirs', 40)
+  assert (config.family, config.weight_scale, config.expert_groups) == ('kimi_k2', 2.827, 1)
+  tokens, mask = rows(4, 40, False)
+  ours = forward(config, params, tokens, mask)
+  assert_close(ours, their_logits(theirs, tokens, mask), mask)
+  to = export.save(
+    str(tmp_path / 'ours'),
+    Model(config, params, None, str(tmp_path / 'theirs')),
+    dtype='float32',
+  )
+  written = json.loads((tmp_path / 'ours' / 'config.json').read_text())
+  assert written['model_type'] == 'kimi_k2' and 'auto_map' not in written
+  # transformers does not know that name.
+  file = tmp_path / 'ours' / 'config.json'
+  file.write_text(json.dumps(written | dict(model_type='deepseek_v3')))
+  again = transformers.AutoModelForCausalLM.from_pretrained(
+    to, dtype=torch.float32, attn_implementation='eager'
+  ).eval()
+  assert_close(ours, their_logits(again, tokens, mask), mask)
+  for field, value in dict(scoring_func='softmax', topk_method='greedy', moe_layer_freq=2).items():
+    with pytest.raises(UserError, match=f'{field}={value!r} is not supported'):
+      families.read(raw | released | {field: value}, 'here')
 
 
 def test_released_files_of_qwen3_5_hold_more_than_the_text_decoder(tmp_path):

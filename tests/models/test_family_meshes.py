@@ -27,7 +27,7 @@ MESHES = dict(one=dict(fsdp=1), eight=dict(data=2, fsdp=2, tensor=2))
 CHARACTERS = ''.join(chr(c) for c in range(32, 127)) + 'é'  # with 2 special tokens, an even number
 _SLIDING = dict(layer_types=['sliding_attention', 'full_attention'])
 _DELTA = dict(layer_types=['linear_attention', 'full_attention'])
-# Two layers hold all kinds of layers of a family.
+# Two layers, or four, hold all kinds of layers of a family.
 KINDS = dict(
   Gemma3=_SLIDING,
   Olmo3=_SLIDING,
@@ -36,16 +36,25 @@ KINDS = dict(
   Qwen3Next=_DELTA,
   Qwen3_5=_DELTA,
   Qwen3_5Moe=_DELTA,
+  Gemma4Readers=dict(
+    num_hidden_layers=4,
+    num_kv_shared_layers=2,
+    layer_types=['sliding_attention', 'full_attention'] * 2,
+  ),
 )
 
 
 def _cases() -> dict[str, tuple[str, dict]]:
-  """Name → class and settings: the first case of each family in the tests of logits, with experts and without."""
+  """Name → class and settings: the first case of each family in the tests of logits, with experts and without.
+
+  And one whose layers attend to keys and values of others.
+  """
   found: dict[str, tuple[str, dict]] = {}
   common = dict(num_hidden_layers=2, vocab_size=len(CHARACTERS) + 2, eos_token_id=0)
   for kind, changes in (test_parity.CASES | test_families.CASES).values():
     name = f'{kind}Moe' if changes.get('enable_moe_block') else kind
-    found.setdefault(name, (kind, changes | common | KINDS.get(kind, {})))
+    name = f'{kind}Readers' if changes.get('num_kv_shared_layers') else name
+    found.setdefault(name, (kind, changes | common | KINDS.get(name, {})))
   return found
 
 

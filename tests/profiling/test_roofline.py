@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import pytest
 
@@ -67,6 +69,16 @@ def test_a_decode_iteration_costs_as_much_over_the_decode_axis_as_over_tensor():
   by_tensor, by_decode = (spec({'data': 1, 'fsdp': 2, axis: 2}) for axis in ('tensor', 'decode'))
   assert device_memory.ring_bytes(by_tensor) == device_memory.ring_bytes(by_decode)
   assert roofline.decode(by_tensor, 1.0) == roofline.decode(by_decode, 1.0)
+
+
+def test_a_layer_that_reads_the_cache_of_another_stores_none():
+  step_spec = spec(dict(data=1, fsdp=4, tensor=2))
+  config = dataclasses.replace(step_spec.model.config, kv_readers=1)
+  readers = step_spec._replace(model=step_spec.model._replace(config=config))
+  ring, half = (device_memory.ring_bytes(s) for s in (step_spec, readers))
+  assert half == ring / 2
+  want, got = roofline.decode(step_spec, ring), roofline.decode(readers, half)
+  assert got.cache_bytes == want.cache_bytes and got.prompt_cache_bytes == want.prompt_cache_bytes
 
 
 def test_an_unknown_chip_has_bytes_and_no_seconds():

@@ -36,6 +36,11 @@ CHUNKED = dataclasses.replace(SOME, chunked=True)
 UNEQUAL = dataclasses.replace(
   SOME, global_sizes=GlobalSizes(head_dim=12, kv_heads=1, key_values=True), qk_norm='qkv'
 )
+# The last layers attend to keys and values of earlier ones, and each layer has an input of its own.
+READERS = dataclasses.replace(
+  UNEQUAL, layers=5, sliding=(True, False, True, True, False), kv_readers=2, kv_reader_mlp=2,
+  layer_input=6, layer_input_vocab=24, norms='both', layer_scales=True,
+)  # fmt: skip
 SPEC = ring_decode.DecodeSettings(G, T, 1.0, (3, 11), 'float32')
 KEY = jax.random.key(1)
 
@@ -79,7 +84,9 @@ def rescored(model, rollout):
 
 
 @pytest.mark.parametrize(
-  'model', [SOME, ALL, CHUNKED, UNEQUAL], ids=['some', 'all', 'chunked', 'unequal']
+  'model',
+  [SOME, ALL, CHUNKED, UNEQUAL, READERS],
+  ids=['some', 'all', 'chunked', 'unequal', 'readers'],
 )
 def test_recorded_log_prob_is_that_of_a_forward_pass_with_windows(model):
   got = uninterrupted(model)
@@ -99,6 +106,7 @@ def test_recorded_log_prob_is_that_of_a_forward_pass_with_windows(model):
     (ALL, dict(slots=5, loops=Loops(windows=3))),
     (CHUNKED, dict(slots=5, loops=Loops(windows=3))),
     (UNEQUAL, dict(slots=5, loops=Loops(windows=3))),
+    (READERS, dict(slots=5, loops=Loops(windows=3))),
   ],
 )
 def test_slots_and_rings_that_grow_change_nothing(model, changes):
@@ -107,7 +115,7 @@ def test_slots_and_rings_that_grow_change_nothing(model, changes):
 
 
 @pytest.mark.parametrize('carries', [False, True], ids=['encoded', 'carried'])
-@pytest.mark.parametrize('rows, model', [(0, SOME), (5, SOME), (5, UNEQUAL)])
+@pytest.mark.parametrize('rows, model', [(0, SOME), (5, SOME), (5, UNEQUAL), (5, READERS)])
 def test_unfinished_rows_are_continued(rows, model, carries):
   @functools.partial(jax.jit, static_argnums=0)
   def fn(rows, params, prompts, continued, carried):
