@@ -21,6 +21,7 @@ PATHS = {
   'bench/test_results.py': 'host',
   'bench/test_schedule_iterations.py': 'jit',
   'bench/test_schedules.py': 'host',
+  'bench/test_step_time.py': 'process',
   'bench/test_worlds.py': 'host',
   'checkpointing': 'process',
   'checkpointing/test_metrics_log.py': 'host',

@@ -48,10 +48,14 @@ class Side:
   """A worker process: a command per line in, a JSON object per line out."""
 
   def __init__(
-    self, script: pathlib.Path, arguments: Sequence[object], more: Mapping[str, str] | None = None
+    self,
+    script: pathlib.Path,
+    arguments: Sequence[object],
+    more: Mapping[str, str] | None = None,
+    interpreter: str = sys.executable,
   ):
     """Starts the worker and waits until it is ready; `more` are additional variables of its environment."""
-    command = [sys.executable, str(script), *map(str, arguments)]
+    command = [interpreter, str(script), *map(str, arguments)]
     start = time.perf_counter()
     self._process = subprocess.Popen(
       command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(more)

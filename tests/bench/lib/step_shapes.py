@@ -26,7 +26,8 @@ class Shape(NamedTuple):
   prompt_tokens: int  # L, the most tokens of a prompt
   completion_tokens: int  # T
   trl: dict[str, Any]  # fields of GRPOConfig
-  microbatches: tuple[int, ...]  # of TRL, to try
+  microbatches: tuple[int, ...]  # of TRL and Tunix, to try
+  tunix: dict[str, Any] | None = None  # fields of its GRPOConfig; None: it cannot do the same work
   config: str = ''  # of this program, a file of configs/
   prompts: int = 4  # P
   rollouts: int = 8  # G
@@ -44,6 +45,7 @@ SHAPES = {
     completion_tokens=32,
     trl=dict(loss_type='grpo'),
     microbatches=(32, 16, 8),
+    tunix=dict(loss_agg_mode='sequence-mean-token-mean'),
   ),
   'default': Shape(
     title="The default job's prompts; completions end by themselves, and 54 % of the groups are mixed",
@@ -53,6 +55,7 @@ SHAPES = {
     completion_tokens=16,
     trl=_DAPO,
     microbatches=(32, 16, 8),
+    tunix=dict(loss_agg_mode='token-mean'),
     config='dapo',
   ),
   'long': Shape(
@@ -97,6 +100,18 @@ class Job(NamedTuple):
     if not self.mixed[prompt]:
       return 0.0
     return zlib.crc32(f'{prompt} {rollout} {text}'.encode()) / 2**32
+
+  def step_prompts(self, number: int) -> np.ndarray:
+    """The prompts of a side's n-th step, int32 [P]."""
+    P = self.shape.prompts
+    return np.arange(number * P, number * P + P, dtype=np.int32) % len(self.ids)
+
+  def prompt_tokens(self, index_P: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids of these prompts, padded with 0 on the right, int32 [P, L], and their lengths, int32 [P]."""
+    tokens_PxL = np.zeros((len(index_P), self.shape.prompt_tokens), np.int32)
+    for row_L, index in zip(tokens_PxL, index_P, strict=True):
+      row_L[: len(self.ids[index])] = self.ids[index]
+    return tokens_PxL, np.array([len(self.ids[i]) for i in index_P], np.int32)
 
   def caps(self, index_P: Sequence[int] | np.ndarray) -> np.ndarray:
     """The most tokens of each rollout of these prompts, int32 [B]."""

@@ -1,6 +1,9 @@
 """The workers of step_time.py, one process per side, and the folder that both read.
 
 step_workers.py prepare FOLDER 0|1 SHAPE... | trl FOLDER SHAPE MICROBATCH | ours FOLDER SHAPE [config override]...
+step_workers.py logits FOLDER SHAPE
+
+The worker of Tunix, which needs another environment, is tunix_step.py.
 """
 
 from __future__ import annotations
@@ -91,6 +94,23 @@ def prepare(folder: pathlib.Path, tiny: str, *names: str) -> None:
       lengths=step_shapes.forced_lengths(shape, len(prompts)) if shape.lengths == FORCED else [],
     )
     step_shapes.write_job(folder / f'{name}.json', job)
+
+
+def write_logits(folder: pathlib.Path, name: str) -> None:
+  """Writes SHAPE_logits.npz: this program's logits on the prompts of the first step, for a comparison."""
+  from jaxrl_llm import models
+  from jaxrl_llm.models import decoder
+
+  model, job = models.load(str(folder / 'model')), step_shapes.read_job(folder / f'{name}.json')
+  tokens_PxL, length_P = job.prompt_tokens(job.step_prompts(0))
+  mask_PxL = np.arange(tokens_PxL.shape[1]) < length_P[:, None]
+  logits_PxLxV = decoder.forward(model.config, model.params, tokens_PxL, mask_PxL)
+  np.savez(
+    folder / f'{name}_logits.npz',
+    tokens_PxL=tokens_PxL,
+    mask_PxL=mask_PxL,
+    logits_PxLxV=np.asarray(logits_PxLxV),
+  )
 
 
 def job_prompts(config_name: str, tokenizer, shape: Shape) -> tuple[list, list[list[int]]]:
@@ -316,15 +336,11 @@ class Stepper:
 
     shape, number = self.job.shape, self.count[command]
     self.count[command] += 1
-    P, L = shape.prompts, shape.prompt_tokens
-    index_P = np.arange(number * P, number * P + P, dtype=np.int32) % len(self.job.ids)
-    tokens_PxL, length_P = np.zeros((P, L), np.int32), np.zeros(P, np.int32)
-    for p, index in enumerate(index_P):
-      ids = self.job.ids[index]
-      tokens_PxL[p, : len(ids)], length_P[p] = ids, len(ids)
+    index_P = self.job.step_prompts(number)
+    tokens_PxL, length_P = self.job.prompt_tokens(index_P)
     born_P = np.full_like(index_P, number)
     cap = self.job.caps(index_P) if shape.lengths == FORCED else np.int32(shape.completion_tokens)
-    return Prompts(tokens_PxL, length_P, index_P, born_P, np.zeros(P, np.float32)), cap
+    return Prompts(tokens_PxL, length_P, index_P, born_P, np.zeros(len(index_P), np.float32)), cap
 
   def _graded(self, prompts, rollout):
     """The batch of a rollout: tokens are decoded to text, and the texts graded."""
@@ -371,8 +387,8 @@ def step_spec(job: Job, model, overrides: tuple[str, ...] = ()):
 
 
 def main(name: str, folder: str, *options: str) -> None:
-  worker = {'prepare': prepare, 'trl': trl_worker, 'ours': ours_worker}[name]
-  worker(pathlib.Path(folder), *options)
+  commands = dict(prepare=prepare, logits=write_logits, trl=trl_worker, ours=ours_worker)
+  commands[name](pathlib.Path(folder), *options)
 
 
 if __name__ == '__main__':
