@@ -39,7 +39,7 @@ def build(
   """
   if context.config.objective.distillation.fn == distillation.solved_by_group.__name__:
     chosen_B = first_right(correct_B, np.repeat(prompts.index_P, context.config.rollouts))
-    solution_B = [_without_thinking(texts[b]) if b >= 0 else '' for b in chosen_B.tolist()]
+    solution_B = [_without_thinking(texts[b]) if b >= 0 else '' for b in map(int, chosen_B)]
   else:
     solution_B = [data.demonstration(row) for row in rows]
   most = context.spec.objective.solution_tokens

@@ -127,7 +127,9 @@ def test_the_table_has_a_column_and_a_ratio_for_each_side():
   assert lines[2] == f'| median of 1 rounds | TRL | Tunix | jaxrl_llm | {ratios} |'
   step = '| step, wall seconds | 3.00 | 2.00 | 1.00 | 3.00 (3.00 – 3.00) | 2.00 (2.00 – 2.00) |'
   assert lines[4] == step
-  rollout = '| rollout, wall seconds | 0.50 | 0.50 | 0.25 | 2.00 (2.00 – 2.00) | 2.00 (2.00 – 2.00) |'
+  rollout = (
+    '| rollout, wall seconds | 0.50 | 0.50 | 0.25 | 2.00 (2.00 – 2.00) | 2.00 (2.00 – 2.00) |'
+  )
   assert rollout in lines
   assert '| first step, compilation included, seconds | — | 30.0 | 20.0 | — | 1.50 |' in lines
   assert 'Tunix micro-batch 16 (32: 5.00 s, 16: 4.00 s).' in lines
