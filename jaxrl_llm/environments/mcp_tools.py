@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 
 from jaxrl_llm.config.extras import install
-from jaxrl_llm.environments import mcp_client
+from jaxrl_llm.environments import mcp_client, tool_format
 from jaxrl_llm.environments.mcp_client import Connection, Server, ServerEnded, Tool
 from jaxrl_llm.environments.protocol import Result
 from jaxrl_llm.environments.tool_format import ToolCall, ToolFormat
@@ -101,15 +101,11 @@ def mcp(
     ) from error
   if not 0 < timeout_s < math.inf:
     raise UserError(f'config.environment.timeout_s={timeout_s!r} must be a positive number.')
-  if calls and (len(calls) != 4 or not all(isinstance(x, str) for x in calls)):
-    raise UserError(
-      f'config.environment.calls={calls!r} must be the texts before and behind a call, and the keys of its name and '
-      "arguments, such as ('<tool_call>', '</tool_call>', 'name', 'arguments')."
-    )
+  form = tool_format.from_setting(calls)
   if not isinstance(servers, Mapping) or not servers:
     raise UserError(f"{_FIELD}={servers!r} must name servers: {{'name': {{'command': …}}}}.")
   parsed = tuple(_server(name, settings) for name, settings in servers.items())
-  return McpTools(parsed, ToolFormat(*calls) if calls else None, timeout_s, replayable)
+  return McpTools(parsed, form, timeout_s, replayable)
 
 
 def _server(name: str, settings: JsonValue) -> Server:

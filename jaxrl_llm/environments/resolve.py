@@ -7,7 +7,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_llm.config import schema, stages, user_code
-from jaxrl_llm.environments import adapters, games, harness, mcp_tools, tool_format, tools
+from jaxrl_llm.environments import (
+  adapters,
+  games,
+  harness,
+  mcp_tools,
+  openenv_client,
+  tool_format,
+  tools,
+)
 from jaxrl_llm.environments.protocol import Environment
 from jaxrl_llm.rewards.code_execution import sandbox
 from jaxrl_llm.types import JsonObject, Settings, UserError
@@ -16,11 +24,15 @@ if TYPE_CHECKING:  # the module imports jax, which environment workers must not
   from jaxrl_llm.models.tokenizer import Tokenizer
 
 # Their public functions are the environments that can be named.
-_MODULES = (tools, games, adapters, mcp_tools, harness)
+_MODULES = (tools, games, adapters, mcp_tools, openenv_client, harness)
 # Their steps take bounded time for any text, so they run without a deadline and without a worker.
 _INLINE = (tools.calculator, tools.search, games.guess, games.walk)
 # Their settings that bound a step, with the defaults: a step must end before the worker is killed.
-_OWN_LIMITS = {tools.python: ('wall_s', 4.0), mcp_tools.mcp: ('timeout_s', 5.0)}
+_OWN_LIMITS = {
+  tools.python: ('wall_s', 4.0),
+  mcp_tools.mcp: ('timeout_s', 5.0),
+  openenv_client.openenv: ('timeout_s', 5.0),
+}
 _LEAST = dict(turns=1, rounds=0, observation_tokens=0, workers=1, worker_memory_mb=0)
 JUDGES = ('environment', 'rewards')
 

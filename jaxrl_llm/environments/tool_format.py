@@ -97,6 +97,16 @@ class ToolFormat(NamedTuple):
     return ToolCall(name, arguments)
 
 
+def from_setting(calls: tuple[str, ...]) -> ToolFormat | None:
+  """The form that config.environment.calls gives, None for (). Raises UserError where it gives none."""
+  if calls and (len(calls) != 4 or not all(isinstance(x, str) for x in calls)):
+    raise UserError(
+      f'config.environment.calls={calls!r} must be the texts before and behind a call, and the keys of its name and '
+      "arguments, such as ('<tool_call>', '</tool_call>', 'name', 'arguments')."
+    )
+  return ToolFormat(*calls) if calls else None
+
+
 def find(tokenizer: Tokenizer) -> ToolFormat | str:
   """The form of the model's calls, or the reason for which tools cannot be offered to it."""
   tool = dict(name='jaxrl_tool', description='', parameters=dict(type='object', properties={}))
