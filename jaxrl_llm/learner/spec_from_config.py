@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 
 from jaxrl_llm import objective, rewards
 from jaxrl_llm.config import compatibility
 from jaxrl_llm.config.schema import Config, typed
-from jaxrl_llm.config.stages import active, pick
+from jaxrl_llm.config.stages import pick
 from jaxrl_llm.distributed import sharding, slices
 from jaxrl_llm.learner import attention_kernels, device_memory, inner_steps, lora, precision
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.optimizer import make_optimizer
 from jaxrl_llm.learner.packing import PackingSpec
+from jaxrl_llm.learner.rollout_from_config import on_cpu, rollout_spec
 from jaxrl_llm.learner.step_spec import (
-  DraftSpec,
   LayoutSpec,
   ModelSpec,
   ObjectiveSpec,
-  RolloutSpec,
   StepSpec,
   UpdateSpec,
 )
@@ -30,19 +27,6 @@ from jaxrl_llm.models import positions
 from jaxrl_llm.objective import activation_noise, contracts, entropy_bonus, reference
 from jaxrl_llm.objective.method_spec import Method
 from jaxrl_llm.replay import dynamic_sampling, reuse
-from jaxrl_llm.rollout import (
-  draft_verification,
-  early_exit,
-  pruning,
-  queue_order,
-  stopping,
-  text_automaton,
-  tree_rules,
-)
-from jaxrl_llm.rollout.decode_records import DecodeSettings, Loops
-from jaxrl_llm.rollout.ngram_drafts import NgramSettings
-from jaxrl_llm.rollout.pruning import PruningSettings
-from jaxrl_llm.rollout.tree_rules import TreeRules
 from jaxrl_llm.types import JsonObject, ModelConfig, UserError
 
 # Tokens of a microbatch on a device: enough that products are as fast as they become, and few enough that rounding up
@@ -50,7 +34,6 @@ from jaxrl_llm.types import JsonObject, ModelConfig, UserError
 _TOKENS, _CPU_TOKENS = 8192, 256
 # Tokens of a bin where rows are short, and where a group is: attention costs by the bin, a split group a second prompt.
 _SHORT_BIN, _CPU_SHORT_BIN, _WHOLE_GROUP = 256, 192, 512
-_CPU_HALVINGS = 2
 _BIN_ROWS = 64  # of a bin, at most where groups are smaller, so that arrays by row stay small
 
 
@@ -120,7 +103,7 @@ def make_spec(
   """
   config = typed(config)
   model = positions.for_context(model, config.longest_prompt_tokens + config.completion_tokens)
-  dtype = precision.compute_dtype(config, _on_cpu(mesh))
+  dtype = precision.compute_dtype(config, on_cpu(mesh))
   method = objective.method(config.objective)._replace(weight_K=rewards.weights(config.rewards))
   facts = _facts(config, method) | _model_facts(mesh, model, teacher)
   config = attention_kernels.choose(config, model, mesh, facts)
@@ -141,7 +124,7 @@ def make_spec(
   )
   spec = StepSpec(
     model=model_spec,
-    rollout=_rollout(config, model_spec, tuple(end_ids), token_texts, mesh)._replace(
+    rollout=rollout_spec(config, model_spec, tuple(end_ids), token_texts, mesh)._replace(
       greedy_first=method.needs_greedy
     ),
     update=_update(config, model_spec, mesh, (slots, group), skips_empty=rule is not None),
@@ -166,88 +149,6 @@ def make_spec(
   return device_memory.with_slots_that_fit(spec)
 
 
-def _on_cpu(mesh: jax.sharding.Mesh) -> bool:
-  return mesh.devices.flat[0].platform == 'cpu'
-
-
-def _rollout(
-  config: Config,
-  model: ModelSpec,
-  end_ids: tuple[int, ...],
-  token_texts: Callable[[], list[str]] | None,
-  mesh: jax.sharding.Mesh,
-) -> RolloutSpec:
-  pruning_settings, multi_turn = _pruning(config), config.environment.fn != 'none'
-  # A CPU takes time by the rows that it decodes. A TPU reads all weights for few rows, too, and compiles for minutes.
-  halvings = _CPU_HALVINGS if _on_cpu(mesh) else 0
-  loops = Loops(config.rollout.windows, halvings, config.rollout.test_every)
-  decode = _decode(config, model, end_ids, token_texts)._replace(
-    attend=attention_kernels.of_decoding(config, mesh), loops=loops
-  )
-  return RolloutSpec(
-    decode=decode,
-    drafts=_drafts(config),
-    pruning=pruning_settings,
-    features=model.config.width if pruning_settings else 0,
-    tree=_tree(config),
-    # With mode='lag' the host continues the rows of the call before the last one.
-    carried_calls=config.rollout.carry_cache * (2 if config.mode == 'lag' else 1),
-    lockstep=config.rollout.lockstep,
-    multi_turn=multi_turn,
-    continues=multi_turn or config.rollout.stop.fn != 'none',
-    # Each turn of an environment begins with an empty memory.
-    exit_memory=decode.exit_rule is not None and not multi_turn,
-  )
-
-
-def _decode(
-  config: Config,
-  model: ModelSpec,
-  end_ids: tuple[int, ...],
-  token_texts: Callable[[], list[str]] | None,
-) -> DecodeSettings:
-  settings = config.rollout
-  return DecodeSettings(
-    rollouts=config.rollouts,
-    max_tokens=config.completion_tokens,
-    temperature=config.temperature,
-    end_ids=end_ids,
-    dtype=model.dtype,
-    slots=settings.slots,
-    queue_order=pick(queue_order, settings.queue_order, 'rollout.queue_order'),
-    stop_rule=active(pick(stopping, settings.stop, 'rollout.stop')),
-    exit_rule=_exit_rule(config, model.config.vocab, token_texts),
-    cache_dtype=model.dtype if settings.cache_dtype == 'auto' else settings.cache_dtype,
-    record_experts=config.learner.replay_experts,
-  )
-
-
-def _drafts(config: Config) -> DraftSpec:
-  verify, ngram = config.rollout.draft, config.rollout.ngram
-  return DraftSpec(
-    verify=active(pick(draft_verification, verify, 'rollout.draft')),
-    records_noise=verify.fn == 'coupled',
-    ngram=NgramSettings(**ngram) if ngram.draft else None,
-  )
-
-
-def _exit_rule(
-  config: Config, vocab: int, token_texts: Callable[[], list[str]] | None
-) -> Callable | None:
-  """The early-exit rule; a rule that searches for a text gets the automaton's table."""
-  settings = config.rollout.early_exit
-  rule, text = active(pick(early_exit, settings, 'rollout.early_exit')), settings.get('text')
-  if rule is None or text is None:
-    return rule
-  if not text or token_texts is None:
-    raise UserError(
-      f'config.rollout.early_exit.text={text!r} must not be empty, and needs a tokenizer with a text for each token.'
-    )
-  texts = token_texts()
-  texts += [''] * (vocab - len(texts))  # some models have more embeddings than tokens
-  return functools.partial(rule, table=jnp.asarray(text_automaton.build_table(texts, text)))
-
-
 def _update(
   config: Config,
   model: ModelSpec,
@@ -270,7 +171,7 @@ def _update(
     minibatches=learner.minibatches,
     passes=learner.passes,
     packing=_packing(config, model, mesh, batch),
-    remat=remat if isinstance(remat, bool) else not _on_cpu(mesh),
+    remat=remat if isinstance(remat, bool) else not on_cpu(mesh),
     attention=attention_kernels.of_update(config, mesh),
     quantize=learner.quantize,
     skips_empty=skips_empty,
@@ -289,11 +190,11 @@ def _packing(
   shards = sharding.rows_shards(mesh, sharding.UPDATE_ROWS)
   prompts = slots // config.learner.minibatches // shards
   rows = prompts * group
-  short = _CPU_SHORT_BIN if _on_cpu(mesh) else _SHORT_BIN
+  short = _CPU_SHORT_BIN if on_cpu(mesh) else _SHORT_BIN
   bin_tokens = max(longest, min(max(whole, short), _WHOLE_GROUP, prompts * whole))
   most = -(-rows * longest // bin_tokens)  # bins that hold every row beside a prompt of its own
   recurrent = any(m.is_recurrent for m in (model.config, model.teacher) if m is not None)
-  tokens = config.learner.microbatch_tokens or (_CPU_TOKENS if _on_cpu(mesh) else _TOKENS)
+  tokens = config.learner.microbatch_tokens or (_CPU_TOKENS if on_cpu(mesh) else _TOKENS)
   return PackingSpec(
     bins=min(max(1, tokens // bin_tokens), most),
     tokens=bin_tokens,
@@ -366,39 +267,3 @@ def _slots_per_prompt(config: Config, rule: dynamic_sampling.Rule | None) -> int
       f'config.prompts={config.prompts}.'
     )
   return rule.most
-
-
-def _pruning(config: Config) -> PruningSettings | None:
-  settings = pick(pruning, config.rollout.pruning, 'rollout.pruning')()
-  if settings is None:
-    return None
-  candidates, floor = settings.candidates, settings.floor
-  if candidates <= config.rollouts:
-    raise UserError(
-      f'config.rollout.pruning.candidates={candidates} must be more than config.rollouts='
-      f'{config.rollouts}, the rollouts that survive.'
-    )
-  if floor * candidates > config.rollouts:
-    raise UserError(
-      f'config.rollout.pruning.floor={floor} promises more survivors than there are: {candidates} candidates '
-      f'keep at least {floor * candidates:g} of config.rollouts={config.rollouts}; set floor to at most '
-      f'{config.rollouts / candidates:g}, or lower candidates.'
-    )
-  if not 1 <= settings.at_tokens < config.completion_tokens:
-    raise UserError(
-      f'config.rollout.pruning.at_tokens={settings.at_tokens} must lie between 1 and config.completion_tokens - 1 = '
-      f'{config.completion_tokens - 1}.'
-    )
-  return settings
-
-
-def _tree(config: Config) -> TreeRules | None:
-  """The rules of `config.rollout.tree`, which needs a slot for every row."""
-  settings = config.rollout
-  rules = pick(tree_rules, settings.tree, 'rollout.tree')()
-  if rules is not None and settings.slots not in (0, config.prompts * config.rollouts):
-    raise UserError(
-      f'config.rollout.tree.fn={settings.tree.fn!r} needs a slot for every row: set '
-      f'config.rollout.slots={settings.slots} to 0.'
-    )
-  return rules
