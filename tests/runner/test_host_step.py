@@ -43,7 +43,8 @@ def make_context():
   batch_stages = types.SimpleNamespace(reward_shaping=None)
   method = types.SimpleNamespace(needs_demo=False, needs_parts=False, batch_stages=batch_stages)
   spec = types.SimpleNamespace(
-    objective=types.SimpleNamespace(method=method), layout=types.SimpleNamespace(slots_per_prompt=1)
+    objective=types.SimpleNamespace(method=method, solution_tokens=0),
+    layout=types.SimpleNamespace(slots_per_prompt=1),
   )
   grading = types.SimpleNamespace(
     rewards=(rewards.Part('sevens', 1.0, None),),
