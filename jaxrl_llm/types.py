@@ -55,9 +55,8 @@ class Row(NamedTuple):
 
   id: str  # stable: a hash of source, prompt and answer
   question: str  # '' where the prompt is messages
-  messages: tuple[
-    dict[str, str], ...
-  ]  # dicts of role and content; () where the prompt is a question
+  # dicts of role and content; () where the prompt is a question
+  messages: tuple[dict[str, str], ...]
   answer: str  # '' where the source's own verifier needs none (some reasoning-gym tasks)
   source: str  # names the data in metrics: val-core/<source>/...
   extra: JsonObject  # all other inputs of the reward function
@@ -146,8 +145,7 @@ class Batch(NamedTuple):
   demo: Rollout | None = None  # None: the method has no demonstrations
   # float32 in {0, 1}: rows of an earlier visit, without log-probs; None: no replayed rows
   replayed_B: Array | None = None
-  # float32, the advantage of a row in the self-imitation term, above 0; 0 for rows that are none of it. None: no such
-  # term
+  # float32, the advantage of a row in the self-imitation term, above 0; 0 for rows that are none of it. None: no term
   imitation_B: Array | None = None
   # float32, the rewards that reward_B is the weighted sum of; None: the method reads the sum alone
   parts_BxK: Array | None = None
@@ -168,9 +166,8 @@ class TrainState(NamedTuple):
   opt_state: Params
   step: Array  # int32, optimizer steps taken
   skipped: Array  # int32, consecutive updates skipped for a non-finite gradient
-  seed: (
-    Array  # int32, keys all noise; an argument of the program, so that other seeds need no new one
-  )
+  # int32, keys all noise; an argument of the program, so that other seeds need no new one
+  seed: Array
   correctness_head: Params = None  # with pruning
   # float32 weights at the start, for methods with a reference model; with LoRA `base` is the reference
   reference: Params = None
@@ -370,8 +367,7 @@ class ModelConfig(
     """The layer whose keys and values a reader attends to: the last of its kind that has some."""
     if layer < (own := self.layers - self.kv_readers):
       return None
-    slides_L = self.slides
-    return max(i for i in range(own) if slides_L[i] == slides_L[layer])
+    return max(i for i in range(own) if self.slides[i] == self.slides[layer])
 
   def of_layers(self, slides: bool) -> ModelConfig:
     """The config with the sizes of layers that slide, or of those that do not."""

@@ -261,22 +261,17 @@ FAMILIES = {
   ),
   'deepseek_v3': _DEEPSEEK_V3,
   'kimi_k2': _DEEPSEEK_V3,  # other numbers; its files name code for transformers, which is not read
-  'glm4_moe_lite': Family(
-    'Glm4MoeLiteForCausalLM',
-    _SIGMOID,
-    _deepseek_v3,
-    dict(
+  'glm4_moe_lite': _DEEPSEEK_V3._replace(
+    architecture='Glm4MoeLiteForCausalLM',
+    defaults=_DEEPSEEK_V3.defaults
+    | dict(
       first_k_dense_replace=1,
-      n_shared_experts=1,
       n_group=1,
       topk_group=1,
-      norm_topk_prob=True,
       num_experts_per_tok=4,
       rms_norm_eps=1e-5,
       routed_scaling_factor=1.8,
     ),
-    names=_GLM,
-    has_prediction_layer=True,
   ),
   'llama4_text': _LLAMA4,
   'llama4': _LLAMA4,  # multimodal: only the text decoder is read
