@@ -455,11 +455,14 @@ def test_logits_equal_those_of_transformers(case, tmp_path):
 
 @pytest.mark.parametrize('case', WHOLE)
 def test_greedy_decoding_the_update_and_an_export_agree_with_transformers(case, tmp_path):
-  """Cached decoding = generate, token by token and logit by logit; the update's scan over layers = decoding."""
+  """Cached decoding of 5 prompts = generate, by tokens and logits; the update's scan over layers = decoding.
+
+  40 tokens: recurrent states sum over all tokens of a row, so that an error would grow with it.
+  """
   theirs = reference(*CASES[case])
   theirs.save_pretrained(tmp_path / 'theirs')
-  config, params = loaded(tmp_path / 'theirs', 40)
-  params = jax.tree.map(lambda x: x * np.float32(1.25), params)  # a mere copy of files would fail
+  config, params = loaded(tmp_path / 'theirs', 60)
+  params = jax.tree.map(lambda x: x * np.float32(0.875), params)  # a mere copy of files would fail
   to = export.save(
     str(tmp_path / 'ours'),
     Model(config, params, None, str(tmp_path / 'theirs')),
@@ -469,42 +472,23 @@ def test_greedy_decoding_the_update_and_an_export_agree_with_transformers(case, 
   theirs = transformers.AutoModelForCausalLM.from_pretrained(
     to, dtype=torch.float32, attn_implementation='eager'
   ).eval()
-  T, left, right = 8, rows(4, 32, True), rows(4, 32, False)
+  T, left, right = 40, rows(5, 20, True), rows(5, 20, False)
   # Equal texts, padded on the side that each implementation expects.
   texts = [row[mask] for row, mask in zip(*left, strict=True)]
   for row, text in zip(right[0], texts, strict=True):
     row[: len(text)] = text
+  theirs.generation_config.eos_token_id = None  # an end would stop a row, or be forbidden
   out = theirs.generate(
     torch.tensor(left[0], dtype=torch.long),
     attention_mask=torch.tensor(left[1], dtype=torch.long),
-    max_new_tokens=T, min_new_tokens=T, do_sample=False, output_logits=True, return_dict_in_generate=True,
-    pad_token_id=5,
+    max_new_tokens=T, do_sample=False, output_logits=True, return_dict_in_generate=True, pad_token_id=5,
   )  # fmt: skip
   logits_TxBxV = np.stack([x.numpy() for x in out.logits])
   ours_TxBxV, token_BxT = greedy(config, params, right[0], right[1].sum(1), T)
-  np.testing.assert_array_equal(token_BxT, out.sequences[:, 32:].numpy())
+  np.testing.assert_array_equal(token_BxT, out.sequences[:, 20:].numpy())
   assert_close(ours_TxBxV, logits_TxBxV)
   update_TxBxV = update_logits(config, params, texts, token_BxT)
   assert_close(update_TxBxV, ours_TxBxV)
-
-
-@pytest.mark.parametrize(
-  'case', ['qwen3_next', 'qwen3_5', 'gemma4', 'gemma4_moe', 'gemma4_readers']
-)
-def test_forty_greedy_tokens_of_five_prompts_are_those_of_generate(case, tmp_path):
-  """A state sums over all tokens of a row, so that an error would grow with it."""
-  theirs = reference(*CASES[case])
-  theirs.save_pretrained(tmp_path)
-  config, params = loaded(tmp_path, 64)
-  T, right = 40, rows(5, 20, False)
-  length_B = right[1].sum(1)
-  _, token_BxT = greedy(config, params, right[0], length_B, T)
-  for tokens, length, row in zip(token_BxT, length_B, right[0], strict=True):
-    out = theirs.generate(
-      torch.tensor(row[None, :length], dtype=torch.long), max_new_tokens=T, min_new_tokens=T, do_sample=False,
-      pad_token_id=5,
-    )  # fmt: skip
-    np.testing.assert_array_equal(tokens, out[0, length:].numpy())
 
 
 @pytest.mark.parametrize('text', ['Mistral', 'Ministral3'])
