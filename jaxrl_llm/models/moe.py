@@ -12,14 +12,13 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.models import linear
+from jaxrl_llm.models import expert_rows, linear, token_exchange
 from jaxrl_llm.models.linear import Quantized, activate, multiplier
+from jaxrl_llm.models.token_exchange import Tokens
 from jaxrl_llm.types import ModelConfig
 
-# x [B, Q, D], weights [B, Q, k] and experts [B, Q, k] of tokens.
-_Tokens = tuple[jax.Array, jax.Array, jax.Array]
-# Arrays on a device have a row for each expert of each token of all devices: in the worst case all are its own. More
-# tokens are taken one part after the other.
+# Arrays on a device have a row for each token that it may get for an expert. More tokens are taken one part after the
+# other.
 _MOST_ROWS = 2**16
 
 
@@ -181,18 +180,16 @@ def dispatch(
 ) -> jax.Array:
   """`mixture` over the mesh axis of experts, where each device holds some rows and some experts.
 
-  Each device gathers the tokens of all, computes those routed to its experts, and receives the sum of all results for
-  its rows: one all-gather and one reduce-scatter. Features that span devices add a sum over the tensor axis.
+  Each device sends its tokens to the devices of their experts and sums what comes back (`token_exchange`). Where these
+  are nearly all devices, or tokens are few, it gathers the tokens of all instead, computes those routed to its experts,
+  and receives the sum of all results for its rows: one all-gather and one reduce-scatter. Features that span devices
+  add a sum over the tensor axis.
   """
   tokens = x_BxQxD, weight_BxQxk, expert_BxQxk
 
-  def gather_and_mix(tokens, weights):
-    gathered = jax.lax.all_gather(tokens, *sharding.EXPERTS, tiled=True)
-    return _scatter_sum(_over_features(config, _localize(*gathered, weights.gate), weights))
-
   # An enclosing shard_map has split rows and kernels already: these kernels are the device's own.
   if sharding.is_manual(sharding.EXPERTS):
-    return _in_parts(functools.partial(gather_and_mix, weights=weights), tokens)
+    return _between_devices(config, tokens, weights)
   row_axes, token_axes, expert_axes = (
     sharding.axes_that_divide(axes, size)
     for axes, size in (
@@ -211,7 +208,7 @@ def dispatch(
     if sharding.EXPERTS[0] not in row_axes:
       local_tokens = _localize(*tokens, weights.gate)
       return jax.lax.psum(_over_features(config, local_tokens, weights), expert_axes)
-    return _in_parts(functools.partial(gather_and_mix, weights=weights), tokens)
+    return _between_devices(config, tokens, weights)
 
   spec = PartitionSpec(row_axes or None, token_axes or None)
   return jax.shard_map(
@@ -223,13 +220,30 @@ def dispatch(
   )(tokens, weights)
 
 
-def _in_parts(fn: Callable[[_Tokens], jax.Array], tokens: _Tokens) -> jax.Array:
-  """fn(tokens), which gathers the tokens of all devices: of all columns at once, or of some after others.
+def _between_devices(config: ModelConfig, tokens: Tokens, weights: Weights) -> jax.Array:
+  """The mixture of this device's tokens by the experts of all devices of the axis."""
+  devices, experts = jax.lax.axis_size(*sharding.EXPERTS), _expert_count(weights.gate)
+
+  def exchange(tokens):
+    mix = functools.partial(_over_features, config)
+    return token_exchange.exchange(mix, tokens, weights, experts)
+
+  def gather(tokens):
+    gathered = jax.lax.all_gather(tokens, *sharding.EXPERTS, tiled=True)
+    return _scatter_sum(_over_features(config, _localize(*gathered, weights.gate), weights))
+
+  if token_exchange.is_worthwhile(tokens):
+    return _in_parts(exchange, tokens, devices * token_exchange.rows_to_each(tokens))
+  return _in_parts(gather, tokens, devices * tokens[1].size)
+
+
+def _in_parts(fn: Callable[[Tokens], jax.Array], tokens: Tokens, rows: int) -> jax.Array:
+  """fn(tokens), for which a device gets `rows` rows: of all columns at once, or of some after others.
 
   The gradient computes each part again, so that the arrays of one are in memory and not those of all.
   """
-  (B, Q, _), k = tokens[0].shape, tokens[1].shape[-1]
-  count = min(Q, -(-B * Q * k * jax.lax.axis_size(*sharding.EXPERTS) // _MOST_ROWS))
+  B, Q, _ = tokens[0].shape
+  count = min(Q, -(-rows // _MOST_ROWS))
   if count == 1:
     return fn(tokens)
 
@@ -241,7 +255,7 @@ def _in_parts(fn: Callable[[_Tokens], jax.Array], tokens: _Tokens) -> jax.Array:
   return jnp.moveaxis(out, 0, 1).reshape(B, -1, out.shape[-1])[:, :Q]
 
 
-def _localize(x: jax.Array, weight: jax.Array, expert: jax.Array, gate: linear.Kernel) -> _Tokens:
+def _localize(x: jax.Array, weight: jax.Array, expert: jax.Array, gate: linear.Kernel) -> Tokens:
   """Tokens with experts numbered from 0 on this device; other devices' experts fall outside [0, E)."""
   first = jax.lax.axis_index(*sharding.EXPERTS) * _expert_count(gate)
   return x, weight, expert - first
@@ -252,7 +266,7 @@ def _scatter_sum(part_NxQxD: jax.Array) -> jax.Array:
   return jax.lax.psum_scatter(part_NxQxD, *sharding.EXPERTS, scatter_dimension=0, tiled=True)
 
 
-def _over_features(config: ModelConfig, tokens: _Tokens, weights: Weights) -> jax.Array:
+def _over_features(config: ModelConfig, tokens: Tokens, weights: Weights) -> jax.Array:
   """`mixture` with the features of each expert split over the tensor axis, where it divides them."""
   features = sharding.axes_that_divide(sharding.FEATURES, config.mlp)
   if not features:
@@ -304,9 +318,9 @@ def mixture(
   (B, Q, D), E, k = x_BxQxD.shape, _expert_count(weights.gate), expert_BxQxk.shape[-1]
   expert_N = expert_BxQxk.reshape(-1)
   local_N = (expert_N >= 0) & (expert_N < E)
-  expert_N = jnp.where(local_N, expert_N, E)  # sorted to the end, in no group
-  order_N = jnp.argsort(expert_N)
-  size_E = jnp.bincount(expert_N, length=E)
+  expert_N = jnp.where(local_N, expert_N, E)  # sorted to the end
+  order_N, place_N, size_G = expert_rows.sort_by_group(expert_N, E + 1)
+  size_E = size_G[:E]
   local_Nx1 = local_N[order_N][:, None]
 
   def grouped(x_NxA, kernel_ExAxB, bias_ExB=None):
@@ -323,11 +337,13 @@ def mixture(
       out = out + bias_ExB[jnp.minimum(expert_N[order_N], E - 1)]
     return mask(out)
 
-  x_NxD = x_BxQxD.reshape(-1, D)[order_N // k]
+  rows = expert_rows.Rows(order_N, place_N.reshape(B * Q, k))
+  x_NxD, weight_Mxk = expert_rows.spread(x_BxQxD.reshape(-1, D), rows), weight_BxQxk.reshape(-1, k)
   if config.weighted_inputs:
-    x_NxD = x_NxD * weight_BxQxk.reshape(-1)[order_N][:, None].astype(x_NxD.dtype)
-    weight_BxQxk = jnp.ones_like(weight_BxQxk)
+    weight_Nx1 = expert_rows.spread(
+      weight_Mxk.reshape(-1, 1), rows._replace(slot_Nxk=place_N[:, None])
+    )
+    x_NxD, weight_Mxk = x_NxD * weight_Nx1.astype(x_NxD.dtype), None
   gate_NxF = activate(config, grouped(x_NxD, weights.gate, weights.gate_bias))
   hidden_NxF = gate_NxF * multiplier(config, grouped(x_NxD, weights.up, weights.up_bias))
-  out_BxQxkxD = grouped(hidden_NxF, weights.down)[jnp.argsort(order_N)].reshape(B, Q, k, D)
-  return jnp.einsum('bqkd,bqk->bqd', out_BxQxkxD, weight_BxQxk.astype(x_BxQxD.dtype))
+  return expert_rows.combine(grouped(hidden_NxF, weights.down), weight_Mxk, rows).reshape(B, Q, D)

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner.step_spec import StepSpec, full_bins, prompt_copies
-from jaxrl_llm.models import decoder
+from jaxrl_llm.models import decoder, token_exchange
 from jaxrl_llm.profiling import hlo, hlo_decode, lengths
 from jaxrl_llm.types import JsonObject, ModelConfig
 
@@ -36,9 +36,11 @@ def collective_bytes(text: str, sizes: Mapping[str, int], data_trips: int = 1) -
 def _bytes_by_axes(
   collectives: Iterable[hlo_decode.Collective], sizes: Mapping[str, int]
 ) -> dict[str, float]:
-  """Bytes over the links of a slice, by axes."""
+  """Bytes over the links of a slice, by axes. Rounds for tokens that chose experts unevenly do not count."""
   bytes_by_axes: dict[str, float] = {}
   for c in collectives:
+    if token_exchange.LATER_ROUNDS in c.source:
+      continue
     link_bytes = (c.wire_bytes - c.dcn_bytes) * c.times
     if link_bytes or not c.dcn_bytes:
       axes = mesh_axes(c.attributes, sizes)

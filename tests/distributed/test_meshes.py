@@ -17,7 +17,7 @@ from jaxrl_llm.learner import empty_records, spec_from_config
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.learner.step_spec import full_bins
-from jaxrl_llm.models import decoder, moe
+from jaxrl_llm.models import decoder, moe, token_exchange
 from jaxrl_llm.profiling import hlo_decode, hlo_update
 from jaxrl_llm.types import Batch, ModelConfig, Prompts, UserError
 
@@ -161,17 +161,23 @@ def test_every_mesh_gives_the_tokens_and_metrics_of_one_device(model, remat, mes
   _assert_sharded(many_state, mesh)
 
 
-def test_experts_that_take_tokens_in_parts_give_the_same(monkeypatch):
-  """At most 180 rows at once: 15 tokens of each of 4 devices, with 3 experts each; the last part has fewer."""
-  one, one_state = alone('mixture')
-  rows, localize = set(), moe._localize
+@pytest.mark.parametrize('travels', [False, True])
+def test_experts_that_take_tokens_in_parts_give_the_same(travels, monkeypatch):
+  """At most 180 rows at once: 15 tokens of each of 4 devices, with 3 experts each; the last part has fewer.
 
-  def watched(x_BxQxD, weight_BxQxk, *more):
-    rows.add(weight_BxQxk.size)
-    return localize(x_BxQxD, weight_BxQxk, *more)
+  Where tokens travel to their experts, a device has room for fewer rows, and parts have more tokens.
+  """
+  one, one_state = alone('mixture')
+  rows, mix = set(), moe._over_features
+
+  def watched(config, tokens, weights):
+    rows.add(tokens[1].size)
+    return mix(config, tokens, weights)
 
   monkeypatch.setattr(moe, '_MOST_ROWS', 180)
-  monkeypatch.setattr(moe, '_localize', watched)
+  monkeypatch.setattr(moe, '_over_features', watched)
+  if travels:
+    monkeypatch.setattr(token_exchange, '_FEWEST_ROWS', 1)
   many, many_state = train(spec('mixture', True, fsdp=2, expert=4))
   assert rows and max(rows) <= 180
   assert_same(one, one_state, many, many_state)
