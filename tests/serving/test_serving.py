@@ -33,13 +33,14 @@ TOOLS = [
 
 class Server:
   def __init__(self, folder):
-    self.model = scripted_model.write(folder / NAME)
+    self.folder = folder / NAME
+    self.model = scripted_model.write(self.folder)
     sizes = [f'--slots={SLOTS}', f'--queue={QUEUE}', '--window=4', f'--token={TOKEN}']
     argv = [
       '--mode=serve',
       '--config=tiny',
       '--base',
-      f'--config.model={folder / NAME}',
+      f'--config.model={self.folder}',
       '--port=0',
     ]
     argv += ['--config.mesh.fsdp=1', '--config.sft.steps=0']
@@ -207,6 +208,29 @@ def test_log_probs_are_those_of_the_forward_pass(server):
     order = np.argsort(-p)
     inside = order[: int(np.searchsorted(np.cumsum(p[order]), top_p)) + 1]
     assert token in inside and abs(behavior - np.log(p[token] / p[inside].sum())) < 1e-4
+
+
+def test_scores_of_prompts_are_those_of_transformers(server):
+  """The request of lm-evaluation-harness: token ids in a batch, echoed, one token more, and which ones are greedy."""
+  torch = pytest.importorskip('torch')
+  transformers = pytest.importorskip('transformers')
+  theirs = transformers.AutoModelForCausalLM.from_pretrained(server.folder, dtype=torch.float32)
+  encode = server.model.tokenizer.encode
+  prompts = [encode('hello, you'), encode('STORYone two three four'), encode('Zwölf x' * 9)]
+  answer = server.complete(prompts, max_tokens=1, temperature=0, logprobs=1, echo=True, seed=1234)
+  for prompt, choice in zip(prompts, answer.choices, strict=True):
+    with torch.no_grad():
+      logits = theirs(torch.tensor([prompt])).logits[0]
+    want = torch.log_softmax(logits, -1)[range(len(prompt) - 1), prompt[1:]].numpy()
+    scores, top = choice.logprobs.token_logprobs, choice.logprobs.top_logprobs
+    assert len(scores) == len(top) == len(prompt) + 1 and scores[0] is top[0] is None
+    np.testing.assert_allclose(scores[1:-1], want, atol=1e-4)
+    greedy = (logits.argmax(-1)[:-1] == torch.tensor(prompt[1:])).tolist()
+    pairs = zip(scores[1:-1], top[1:-1], strict=True)
+    assert [score == max(best.values()) for score, best in pairs] == greedy
+    assert any(greedy) == (prompt == prompts[1])
+  alone = server.complete(prompts[1], max_tokens=0, logprobs=1, echo=True).choices[0].logprobs
+  assert alone.token_logprobs == answer.choices[1].logprobs.token_logprobs[:-1]
 
 
 def test_64_concurrent_requests_are_answered_as_each_alone(server):
