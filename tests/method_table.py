@@ -25,7 +25,7 @@ FILES = {name: pathlib.Path(path) for name, path in paths.names().items()}
 JOBS = (
   *('sums', 'tiny', 'mixture', 'code', 'guess', 'batched_turns', 'harness', 'calculator', 'r3'),
   *('gsm8k', 'unique_letters', 'sft', 'sft_then_rl', 'distill', 'reward_model', 'countdown'),
-  *('rubric', 'keychain', 'long_copy'),
+  *('rubric', 'keychain', 'long_copy', 'products'),
 )
 PAPERS = [name for name in FILES if name not in JOBS]
 # Stages of the policy gradient: a row of tests/objective_table.py has the functions of every config.

@@ -179,7 +179,8 @@ def games(data: DataConfig, held_out: int) -> tuple[list[Row], list[Row]]:
 
 
 def puzzles(data: DataConfig, held_out: int) -> tuple[list[Row], list[Row]]:
-  """Puzzles of data.tasks (default: compose): compose (string functions), countdown, keychain (a long text).
+  """Puzzles of data.tasks (default: compose): compose (string functions), countdown, keychain (a long text),
+  products (for a calculator).
 
   A task is dict(name=, size=|weight=, <settings>), see puzzles.py. Raises UserError as `games` does.
   """

@@ -15,6 +15,7 @@ import pytest
 from jaxrl_llm import data as package
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.data import composed, sources
+from jaxrl_llm.environments import tools
 from jaxrl_llm.rewards import verifiers
 from jaxrl_llm.types import UserError
 
@@ -25,21 +26,28 @@ def rows(*listed, held_out=10, size=60, seed=0):
   return sources.puzzles(data, held_out)
 
 
-KINDS = ('compose', 'countdown', 'keychain')
+KINDS = ('compose', 'countdown', 'keychain', 'products')
 
 
 @pytest.mark.parametrize('name', KINDS)
 def test_the_same_every_time_and_none_in_both_sets(name):
-  train, held_out = rows(dict(name=name))
-  assert (train, held_out) == rows(dict(name=name))
+  # Of products with two digits, a hundred rows of another seed repeat some.
+  task = dict(name=name) | (dict(max_digits=6, min_digits=6) if name == 'products' else {})
+  train, held_out = rows(task)
+  assert (train, held_out) == rows(task)
   questions = [row.question for row in train + held_out]
   assert len(set(questions)) == len(questions) == 70
   assert {row.source for row in train + held_out} == {f'puzzles/{name}'}
-  assert not {row.question for row in rows(dict(name=name), seed=1)[0]} & set(questions)
+  assert not {row.question for row in rows(task, seed=1)[0]} & set(questions)
 
 
 # Of nine rows each. Another one means that a run cannot go on with the rows it began with: change it on purpose alone.
-GOLDEN = dict(compose='384e7202a1a5f1a2', countdown='da931adcca5cf6ec', keychain='8b23d9b7a6849d36')
+GOLDEN = dict(
+  compose='384e7202a1a5f1a2',
+  countdown='da931adcca5cf6ec',
+  keychain='8b23d9b7a6849d36',
+  products='c1efd1635ae26f99',
+)
 
 
 @pytest.mark.parametrize('name', KINDS)
@@ -173,6 +181,28 @@ def test_key_chains_lead_to_a_question_that_the_text_answers(letters):
   assert {row.extra['hops'] for row in train} == {1, 2, 3}
 
 
+def test_a_products_demonstration_is_an_episode_with_the_calculator():
+  train, held_out = rows(dict(name='products', max_digits=3, calls=30), size=400)
+  calculator = tools.calculator(tag='c')
+  called = 0
+  for row in train + held_out:
+    left, right = re.fullmatch(r'(\d+)\*(\d+)=', row.question).groups()
+    assert len(left) == len(right) == row.extra['digits']
+    assert (
+      int(row.answer) == sum([int(left)] * int(right)) and verifiers.number(row.answer, row) == 1
+    )
+    solution = row.extra['solution']
+    first, mark, rest = solution.partition('</c>')
+    if mark:  # the call, its observation, and the turn that is graded
+      observed = calculator.step(first + mark)
+      assert not observed.done and rest.startswith(observed.observation)
+      solution = rest.removeprefix(observed.observation)
+      called += 1
+    answered = calculator.step(solution)
+    assert answered.done and verifiers.number(solution, row) == 1
+  assert 0.2 < called / 410 < 0.4 and {row.extra['digits'] for row in train} == {2, 3}
+
+
 @pytest.mark.parametrize(
   'task, message',
   [
@@ -183,6 +213,7 @@ def test_key_chains_lead_to_a_question_that_the_text_answers(letters):
     (dict(name='countdown', min_number=50, max_number=60, max_target=1, max_numbers=3), 'up to 1'),
     (dict(name='keychain', facts=99), 'facts=99 must be from max_hops=2 to 98'),
     (dict(name='keychain', key_letters=1), 'key_letters=1 are too few for'),
+    (dict(name='products', calls=101), 'calls=101 is a percentage'),
   ],
 )
 def test_what_cannot_be_made_is_one_sentence(task, message):
