@@ -338,12 +338,12 @@ def mixture(
     return mask(out)
 
   rows = expert_rows.Rows(order_N, place_N.reshape(B * Q, k))
-  x_NxD, weight_Mxk = expert_rows.spread(x_BxQxD.reshape(-1, D), rows), weight_BxQxk.reshape(-1, k)
+  x_NxD, weight_Txk = expert_rows.spread(x_BxQxD.reshape(-1, D), rows), weight_BxQxk.reshape(-1, k)
   if config.weighted_inputs:
     weight_Nx1 = expert_rows.spread(
-      weight_Mxk.reshape(-1, 1), rows._replace(slot_Nxk=place_N[:, None])
+      weight_Txk.reshape(-1, 1), rows._replace(slot_Nxk=place_N[:, None])
     )
-    x_NxD, weight_Mxk = x_NxD * weight_Nx1.astype(x_NxD.dtype), None
+    x_NxD, weight_Txk = x_NxD * weight_Nx1.astype(x_NxD.dtype), None
   gate_NxF = activate(config, grouped(x_NxD, weights.gate, weights.gate_bias))
   hidden_NxF = gate_NxF * multiplier(config, grouped(x_NxD, weights.up, weights.up_bias))
-  return expert_rows.combine(grouped(hidden_NxF, weights.down), weight_Mxk, rows).reshape(B, Q, D)
+  return expert_rows.combine(grouped(hidden_NxF, weights.down), weight_Txk, rows).reshape(B, Q, D)

@@ -65,7 +65,7 @@ def exchange(
   routes = _Routes(order_N, place_N, end_n - size_n, end_n, -(-most // rows))
   one_round = functools.partial(_one_round, fn, experts, rows)
   inputs = routes, tokens, weights
-  return one_round(0, *inputs) + _later_rounds(one_round, routes.rounds, inputs)
+  return one_round(0, *inputs) + _later_rounds(one_round, inputs)
 
 
 def _one_round(
@@ -82,8 +82,7 @@ def _one_round(
   place_nxC = routes.start_n[:, None] + r * rows + jnp.arange(rows)[None]
   is_sent_nxC = place_nxC < routes.end_n[:, None]
   row_nxC = jnp.where(is_sent_nxC, routes.order_N[place_nxC], B * Q * k)
-  expert_nxC = expert_N.at[row_nxC].get(mode='fill', fill_value=devices * experts)
-  expert_nxC = jnp.where(is_sent_nxC, expert_nxC % experts, experts)
+  expert_nxC = (expert_N % experts).at[row_nxC].get(mode='fill', fill_value=experts)
   device_N = expert_N // experts
   rank_N = routes.place_N - routes.start_n[device_N]  # among rows for the same device
   slot_N = jnp.where(rank_N // rows == r, device_N * rows + rank_N % rows, devices * rows)
@@ -102,22 +101,21 @@ def _one_round(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 @jax.named_scope(LATER_ROUNDS)
 def _later_rounds(
-  one_round: Callable[..., jax.Array], rounds: jax.Array, inputs: tuple[_Routes, Tokens, Weights]
+  one_round: Callable[..., jax.Array], inputs: tuple[_Routes, Tokens, Weights]
 ) -> jax.Array:
   """The sum of all rounds but the first. JAX has no gradient of a loop with as many iterations as data need."""
-  _, (x_BxQxD, *_), _ = inputs
+  routes, (x_BxQxD, *_), _ = inputs
   add = lambda r, sum_BxQxD: sum_BxQxD + one_round(r, *inputs)  # noqa: E731
-  return jax.lax.fori_loop(1, rounds, add, jnp.zeros_like(x_BxQxD))
+  return jax.lax.fori_loop(1, routes.rounds, add, jnp.zeros_like(x_BxQxD))
 
 
-def _forward(one_round, rounds, inputs):
-  return _later_rounds(one_round, rounds, inputs), (rounds, inputs)
+def _forward(one_round, inputs):
+  return _later_rounds(one_round, inputs), inputs
 
 
 @jax.named_scope(LATER_ROUNDS)
-def _backward(one_round, saved, slope_BxQxD):
+def _backward(one_round, inputs, slope_BxQxD):
   """The gradient of each round, computed again, for inputs that are not integers."""
-  rounds, inputs = saved
   leaves, structure = jax.tree.flatten(inputs)
   is_real = [jnp.issubdtype(x.dtype, jnp.inexact) for x in leaves]
 
@@ -131,8 +129,9 @@ def _backward(one_round, saved, slope_BxQxD):
 
   real_leaves = [x for kind, x in zip(is_real, leaves, strict=True) if kind]
   add = lambda r, sums: jax.tree.map(jnp.add, sums, gradient(r))  # noqa: E731
-  sums = iter(jax.lax.fori_loop(1, rounds, add, jax.tree.map(jnp.zeros_like, real_leaves)))
-  return None, structure.unflatten([next(sums) if kind else None for kind in is_real])
+  zeros = jax.tree.map(jnp.zeros_like, real_leaves)
+  sums = iter(jax.lax.fori_loop(1, inputs[0].rounds, add, zeros))
+  return (structure.unflatten([next(sums) if kind else None for kind in is_real]),)
 
 
 _later_rounds.defvjp(_forward, _backward)

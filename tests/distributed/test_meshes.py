@@ -161,25 +161,31 @@ def test_every_mesh_gives_the_tokens_and_metrics_of_one_device(model, remat, mes
   _assert_sharded(many_state, mesh)
 
 
-@pytest.mark.parametrize('travels', [False, True])
-def test_experts_that_take_tokens_in_parts_give_the_same(travels, monkeypatch):
-  """At most 180 rows at once: 15 tokens of each of 4 devices, with 3 experts each; the last part has fewer.
+@pytest.mark.parametrize('travels, most_rows', [(False, 180), (True, 60)])
+def test_experts_that_take_tokens_in_parts_give_the_same(travels, most_rows, monkeypatch):
+  """180 rows: 15 tokens of each of 4 devices, with 3 experts each; the last part has fewer.
 
-  Where tokens travel to their experts, a device has room for fewer rows, and parts have more tokens.
+  Of tokens that travel to their experts a device needs room for a quarter of the rows, and for some to spare.
   """
   one, one_state = alone('mixture')
-  rows, mix = set(), moe._over_features
+  rows, exchanged, mix, exchange = set(), set(), moe._over_features, token_exchange.exchange
 
   def watched(config, tokens, weights):
     rows.add(tokens[1].size)
     return mix(config, tokens, weights)
 
-  monkeypatch.setattr(moe, '_MOST_ROWS', 180)
+  def watched_exchange(fn, tokens, weights, experts):
+    exchanged.add(tokens[0].shape)
+    return exchange(fn, tokens, weights, experts)
+
+  monkeypatch.setattr(moe, '_MOST_ROWS', most_rows)
   monkeypatch.setattr(moe, '_over_features', watched)
+  monkeypatch.setattr(token_exchange, 'exchange', watched_exchange)
   if travels:
     monkeypatch.setattr(token_exchange, '_FEWEST_ROWS', 1)
   many, many_state = train(spec('mixture', True, fsdp=2, expert=4))
-  assert rows and max(rows) <= 180
+  assert bool(exchanged) == travels
+  assert rows and max(rows) <= most_rows, (rows, exchanged)
   assert_same(one, one_state, many, many_state)
 
 
