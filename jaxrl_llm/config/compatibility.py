@@ -280,7 +280,7 @@ _HINTS = (
 _MULTI_TURN = (
   *_rows(
     (
-      Condition('objective.credit_assignment', 'in', ('gigpo', 'turn_whitened')),
+      Condition('objective.credit_assignment', 'in', ('gigpo', 'turn_grouped', 'turn_whitened')),
       Condition('optimizer.outer', 'in', ('last_turn_first',)),
     ),
     (_NO_ENVIRONMENT,),

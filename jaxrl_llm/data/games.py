@@ -15,16 +15,32 @@ def _guess(rng: random.Random, *, top: int, min_span: int, max_span: int) -> tup
 
 def _walk(rng: random.Random, *, min_size: int, max_size: int, walls: int) -> tuple[str, str, dict]:
   size = rng.randint(min_size, max_size)
-  goal = rng.randrange(1, size * size)
-  x, y = goal % size, goal // size
-  traits = dict(size=size, goal_x=x, goal_y=y, walls=walls)
-  return f'{size}x{size} to {x},{y}:', 'e' if x else 's', traits
+  (start_x, start_y), (x, y) = (divmod(n, size) for n in rng.sample(range(size * size), 2))
+  traits = dict(size=size, start_x=start_x, start_y=start_y, goal_x=x, goal_y=y, walls=walls)
+  # A first move towards the goal, for a supervised start.
+  along = 'e' if x > start_x else 'w' if x < start_x else ''
+  move = along or ('s' if y > start_y else 'n')
+  return f'{size}x{size} {start_x},{start_y} to {x},{y}:', move, traits
+
+
+def _pair_walk(rng: random.Random, **settings: int) -> tuple[str, str, dict]:
+  _, _, level = _walk(rng, **settings)
+  first = rng.choice(('ew', 'ns'))
+  start, goal = ((level[f'{name}_x'], level[f'{name}_y']) for name in ('start', 'goal'))
+  # Any move of the agent: a supervised start learns the form alone.
+  return pair_position(first, start, goal), rng.choice(first), dict(level, first=first)
+
+
+def pair_position(agent: str, at: tuple[int, int], goal: tuple[int, int]) -> str:
+  """What an agent sees whose moves are the letters of `agent`, such as 'ew 0,1 to 2,2:'."""
+  return f'{agent} {at[0]},{at[1]} to {goal[0]},{goal[1]}:'
 
 
 # Name → (function (rng, **settings) → (question, answer, traits), default settings).
 GAMES: dict[str, tuple[Callable[..., tuple[str, str, dict]], dict[str, int]]] = {
   'guess': (_guess, dict(top=20, min_span=3, max_span=15)),
   'walk': (_walk, dict(min_size=2, max_size=5, walls=2)),
+  'pair_walk': (_pair_walk, dict(min_size=2, max_size=4, walls=1)),
 }
 MINIMUM = dict(top=0, min_span=1, max_span=1, min_size=2, max_size=2, walls=0)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 
+from jaxrl_llm.data import games
 from jaxrl_llm.environments.protocol import Result
 from jaxrl_llm.types import Row, UserError
 
@@ -33,42 +35,48 @@ class Guess:
 
 
 class Walk:
-  """A grid walk from the upper left corner to the goal named in the row, around walls that are not shown."""
+  """A grid walk from the start to the goal that the row names, around walls that are not shown."""
 
   moves = dict(n=(0, -1), e=(1, 0), s=(0, 1), w=(-1, 0))
 
   def __init__(self, win: float, turn: float):
     self.win, self.turn = win, turn
 
-  def reset(self, row: Row, seed: int) -> str:
+  def reset(self, row: Row, seed: int) -> str | None:
     level, rng = row.extra, random.Random(seed)
-    self.size, self.at, self.goal = level['size'], (0, 0), (level['goal_x'], level['goal_y'])
+    self.size = level['size']
+    self.at, self.goal = ((level[f'{name}_x'], level[f'{name}_y']) for name in ('start', 'goal'))
     self.walls: set[tuple[int, int]] = set()
     places = [divmod(n, self.size) for n in rng.sample(range(self.size**2), self.size**2)]
     for place in [p for p in places if p not in (self.at, self.goal)]:
       if len(self.walls) < level['walls']:
         self.walls.add(place)
-        if not self._goal_reachable():
+        if self._distance() == math.inf:
           self.walls.remove(place)
     return self._observation()
 
-  def _goal_reachable(self) -> bool:
-    reached, frontier = {self.at}, [self.at]
-    while frontier:
-      x, y = frontier.pop()
-      near = [(x + dx, y + dy) for dx, dy in self.moves.values()]
-      frontier += [place for place in near if self._free(*place) and place not in reached]
-      reached.update(frontier)
-    return self.goal in reached
+  def _distance(self) -> float:
+    """Moves to the goal on the shortest way; infinite where there is none."""
+    reached, edge, moves = {self.at}, {self.at}, 0
+    while edge and self.goal not in edge:
+      near = {(x + dx, y + dy) for x, y in edge for dx, dy in self.moves.values()}
+      edge = {place for place in near if self._free(*place)} - reached
+      reached |= edge
+      moves += 1
+    return moves if edge else math.inf
 
   def step(self, text: str) -> Result:
-    for move in re.findall('[nesw]', text.lower())[-1:]:
-      x, y = self.at[0] + self.moves[move][0], self.at[1] + self.moves[move][1]
-      if self._free(x, y):
-        self.at = x, y
+    self._move(text, 'nesw')
     if self.at == self.goal:
       return Result(None, self.win, True)
     return Result(self._observation(), self.turn)
+
+  def _move(self, text: str, letters: str) -> None:
+    """Moves by the last of the letters in a turn."""
+    for move in re.findall(f'[{letters}]', text.lower())[-1:]:
+      x, y = self.at[0] + self.moves[move][0], self.at[1] + self.moves[move][1]
+      if self._free(x, y):
+        self.at = x, y
 
   def _free(self, x: int, y: int) -> bool:
     return 0 <= x < self.size and 0 <= y < self.size and (x, y) not in self.walls
@@ -76,6 +84,32 @@ class Walk:
   def _observation(self) -> str:
     open_to = [m for m, (x, y) in self.moves.items() if self._free(self.at[0] + x, self.at[1] + y)]
     return f'at {self.at[0]},{self.at[1]}: {" ".join(open_to)}'
+
+
+class PairWalk(Walk):
+  """A walk of two agents, each with moves of its own, who act in turns."""
+
+  agents = ('ew', 'ns')
+
+  def __init__(self, win: float, turn: float, progress: float):
+    super().__init__(win, turn)
+    self.progress = progress
+
+  def reset(self, row: Row, seed: int) -> None:
+    self.turns = self.agents.index(row.extra['first'])
+    super().reset(row, seed)  # the row shows the first position
+
+  def step(self, text: str) -> Result:
+    before = self._distance()
+    self._move(text, self.agents[self.turns % 2])
+    self.turns += 1
+    gain = self.progress * (before - self._distance())
+    if self.at == self.goal:
+      return Result(None, self.win + gain, True)
+    return Result(self._observation(), self.turn + gain)
+
+  def _observation(self) -> str:
+    return games.pair_position(self.agents[self.turns % 2], self.at, self.goal)
 
 
 def guess(
@@ -107,3 +141,13 @@ def walk(*, win: float = 1.0, turn: float = 0.0) -> Walk:
   (config.objective.credit_assignment.fn=gigpo).
   """
   return Walk(win, turn)
+
+
+def pair_walk(*, win: float = 1.0, turn: float = 0.0, progress: float = 0.0) -> PairWalk:
+  """A walk of two agents in turns, one along e and w, the other along n and s; another letter moves nothing.
+
+  Both are the policy: the observation says whose turn it is, where they are, and the goal. A turn that ends nearer to the goal gets `progress` for
+  each move of the shortest way, one that ends farther away loses it; agents are compared turn by turn with
+  config.objective.credit_assignment.fn=turn_grouped.
+  """
+  return PairWalk(win, turn, progress)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # the module imports jax, which environment workers must not
 # Their public functions are the environments that can be named.
 _MODULES = (tools, games, adapters, mcp_tools, openenv_client, harness)
 # Their steps take bounded time for any text, so they run without a deadline and without a worker.
-_INLINE = (tools.calculator, tools.search, games.guess, games.walk)
+_INLINE = (tools.calculator, tools.search, games.guess, games.walk, games.pair_walk)
 # Their settings that bound a step, with the defaults: a step must end before the worker is killed.
 _OWN_LIMITS = {
   tools.python: ('wall_s', 4.0),

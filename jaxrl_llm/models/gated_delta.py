@@ -248,7 +248,7 @@ def _chunks(
   from_before = jnp.exp(jnp.where(segment == 0, total, _BEFORE_ALL))[..., None]
   system = _product('...id,...jd->...ij', k * step[..., None], k) * between
   known = jnp.concatenate([v, k * from_before], axis=-1) * step[..., None]
-  solved = jax.lax.platform_dependent(system, known, cpu=_solve_in_turns, default=_solve)
+  solved = jax.lax.platform_dependent(system, known, cpu=_solve_in_turns, default=_solve_all)
   u, seen = jnp.split(solved, [v.shape[-1]], axis=-1)
   scores = _product('...id,...jd->...ij', q, k) * between
   k_to_end, decay_of_chunk = k * between[..., -1, :, None], from_before[..., -1:, :]
@@ -283,6 +283,18 @@ def _solve(system: jax.Array, known: jax.Array) -> jax.Array:
   return jax.lax.linalg.triangular_solve(
     system, known, left_side=True, lower=True, unit_diagonal=True
   )
+
+
+def _solve_all(system: jax.Array, known: jax.Array) -> jax.Array:
+  """`_solve` of [chunks, B, H, n, n] at once.
+
+  XLA's solver for TPUs lays the largest batch dimension of the whole program into lanes, and pads what a device has of
+  it to 128. The rows of all devices would be that dimension, and a device may have one: they are joined with chunks.
+  """
+  (N, B), joined = system.shape[:2], [
+    x.swapaxes(0, 1).reshape(-1, *x.shape[2:]) for x in (system, known)
+  ]
+  return _solve(*joined).reshape(B, N, *known.shape[2:]).swapaxes(0, 1)
 
 
 def _solve_in_turns(system: jax.Array, known: jax.Array) -> jax.Array:

@@ -152,18 +152,23 @@ def gigpo(
   or weight = 0, this is GRPO. From notes on the official code, whose standard deviation is assumed to be unbiased;
   states are compared as exact text. arXiv:2505.10978 (GiGPO).
   """
+  step_BxT = _turn_advantage(inputs, present(inputs.state_BxT), discount, eps)
+  return (inputs.advantage_Bx1 + weight * step_BxT) * inputs.mask_BxT, None
+
+
+@requires('it compares the rewards of turns, not R', advantage=('raw',))
+def turn_grouped(
+  inputs: CreditInputs, *, discount: float = 0.0, eps: float = 1e-6
+) -> tuple[jax.Array, None]:
+  """A_t = (R_k − mean) / (std + eps), R_k = Σ_{j≥k} discount^{j−k}·r_j, k the turn that t is in.
+
+  r_j is the environment's reward of turn j. Mean and unbiased std are over the turns number k of the group; a turn
+  that no other row has gets 0. Agents that act in a fixed order are thus compared with themselves. As in the official
+  code, which has no discount: it counts r_k alone. There all rollouts of a group continue from the best one's turn k;
+  here each continues from its own. arXiv:2510.11062 (AT-GRPO).
+  """
   mask_BxT, turn_BxT = inputs.mask_BxT, present(inputs.turn_BxT)
-  last_BxT = _turn_ends(mask_BxT, turn_BxT)
-  return_BxT = _from_behind(
-    lambda total, x, last: jnp.where(last > 0, x + discount * total, total),
-    (present(inputs.turn_reward_BxT).astype(mask_BxT.dtype), last_BxT),
-  )
-  step_BxT = _among_alike(return_BxT, present(inputs.state_BxT), inputs.group_B, last_BxT, eps)
-  # All tokens of a turn get the value of its last one.
-  step_BxT = _from_behind(
-    lambda later, x, last: jnp.where(last > 0, x, later), (step_BxT, last_BxT)
-  )
-  return (inputs.advantage_Bx1 + weight * step_BxT) * mask_BxT, None
+  return _turn_advantage(inputs, turn_BxT, discount, eps) * mask_BxT, None
 
 
 @requires('it subtracts the mean of R over the rows that have a turn', advantage=('raw',))
@@ -203,6 +208,21 @@ def _by_turn(x_BxT: jax.Array, turn_BxT: jax.Array) -> jax.Array:
   return jax.vmap(lambda x_T, turn_T: jax.ops.segment_sum(x_T, turn_T, num_segments=x_T.shape[0]))(
     x_BxT, turn_BxT
   )
+
+
+def _turn_advantage(
+  inputs: CreditInputs, alike_BxT: jax.Array, discount: float, eps: float
+) -> jax.Array:
+  """(R − mean) / (std + eps) over the turns of a group with an equal `alike`; R is the discounted sum from a turn on."""
+  mask_BxT = inputs.mask_BxT
+  last_BxT = _turn_ends(mask_BxT, present(inputs.turn_BxT))
+  return_BxT = _from_behind(
+    lambda total, x, last: jnp.where(last > 0, x + discount * total, total),
+    (present(inputs.turn_reward_BxT).astype(mask_BxT.dtype), last_BxT),
+  )
+  turn_BxT = _among_alike(return_BxT, alike_BxT, inputs.group_B, last_BxT, eps)
+  # All tokens of a turn get the value of its last one.
+  return _from_behind(lambda later, x, last: jnp.where(last > 0, x, later), (turn_BxT, last_BxT))
 
 
 def _turn_ends(mask_BxT: jax.Array, turn_BxT: jax.Array) -> jax.Array:

@@ -86,10 +86,10 @@ def decode_loops(
 
   `cache_dims`: (rows, key-value heads, tokens, head width) of the keys of each layer on one device, with heads before
   sharding; layers may differ in tokens. A copy is an instruction that is not an update in place, depends on values
-  that the loop changes, and has as many elements as one or more of the carried caches. An array of another shape with
-  a size among `others` is none: logits and scores may have the size of several caches. A collective is `fixed` if it
-  depends only on values that the loop carries unchanged. All branches of a condition count. Each `slice_size`
-  consecutive devices form a slice; 0 = all of them.
+  that the loop changes, and has as many elements as one or more of the carried caches. An array of another shape or
+  dtype with a size among `others` is none: logits and scores may have the size of several caches. A collective is
+  `fixed` if it depends only on values that the loop carries unchanged. All branches of a condition count. Each
+  `slice_size` consecutive devices form a slice; 0 = all of them.
   """
   program = hlo.parse(text)
   places = _Places(device_count(text), slice_size)
@@ -134,7 +134,10 @@ def _analyze(
   carried = [(a, max(_layer_size(a, dims) for dims in cache_dims)) for a in loop.arrays]
   cache = tuple(a for a, size in carried if size)
   walk = _Walk(program, {s for _, s in carried if s}, sum(a.size for a in cache), places)
-  walk.is_other = lambda a: a.size in others and not any(_layer_size(a, d) for d in cache_dims)
+  kept = {a.dtype for a in cache}
+  walk.is_other = lambda a: (
+    a.size in others and (a.dtype not in kept or not any(_layer_size(a, d) for d in cache_dims))
+  )
   unchanged = _unchanged(program[body], len(loop.arrays))
   for computation in (body, hlo.attribute(loop, 'condition')):
     walk.run(computation, [unchanged], 1, record=True)

@@ -30,8 +30,13 @@ def test_levels_are_in_range_the_same_every_time_and_apart():
       assert row.question == f'{traits["low"]}-{traits["high"]}:'
       assert traits['low'] <= int(row.answer) <= traits['high']
     else:
-      assert 2 <= traits['size'] <= 5 and traits['walls'] == 2
-      assert 0 < traits['goal_x'] + traits['goal_y'] < 2 * traits['size'] - 1
+      size, walls = traits['size'], traits['walls']
+      start, goal = ((traits[f'{at}_x'], traits[f'{at}_y']) for at in ('start', 'goal'))
+      assert 2 <= size <= 5 and walls == 2 and {*start, *goal} <= set(range(size))
+      assert row.question == f'{size}x{size} {start[0]},{start[1]} to {goal[0]},{goal[1]}:'
+      x, y = dict(n=(0, -1), e=(1, 0), s=(0, 1), w=(-1, 0))[row.answer]
+      moved = abs(start[0] + x - goal[0]) + abs(start[1] + y - goal[1])
+      assert moved == abs(start[0] - goal[0]) + abs(start[1] - goal[1]) - 1
   assert sum(row.source == 'games/walk' for row in train) == 20
   assert rows(seed=1) != rows(seed=2)
 

@@ -194,6 +194,23 @@ def test_every_maze_has_a_path_and_observations_list_its_free_moves():
     assert won
 
 
+def test_two_agents_walk_in_turns_and_each_is_paid_for_its_own_progress():
+  level = dict(size=3, start_x=0, start_y=0, goal_x=1, goal_y=1, walls=0, first='ew')
+  game = games.pair_walk(progress=0.1)
+  assert game.reset(ROW._replace(extra=level), 0) is None
+  results = [game.step(text) for text in ('s', 'e', 'w', 's', 'w', 'n s')]
+  # The first agent cannot move down, nor the second to the right.
+  assert [r.observation for r in results] == [
+    *('ns 0,0 to 1,1:', 'ew 0,0 to 1,1:', 'ns 0,0 to 1,1:', 'ew 0,1 to 1,1:', 'ns 0,1 to 1,1:'),
+    'ew 0,2 to 1,1:',
+  ]
+  assert [round(r.reward, 6) for r in results] == [0, 0, 0, 0.1, 0, -0.1]
+  game.step('e'), game.step('wait')
+  assert game.step('-').observation == 'ns 1,2 to 1,1:'
+  end = game.step('n')
+  assert end.done and end.reward == pytest.approx(1.1) and end.observation is None
+
+
 class Own:
   """An environment of a user, with failures by the text of a turn."""
 

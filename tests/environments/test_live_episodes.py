@@ -281,6 +281,7 @@ ENVIRONMENTS = dict(
   search=('<search>the cat {}</search>', '<search>nothing</search>', 'end'),
   guess=('{}', 'none', 'I say {}'),
   walk=('e', 's', 'n', 'w'),
+  pair_walk=('e', 's', 'w', 'n'),
 )
 
 
@@ -295,7 +296,7 @@ def test_the_shipped_environments_give_live_what_a_replay_gives(name, tmp_path):
     settings['path'] = str(tmp_path / 'texts')
   pool, rng = environments.WorkerPool(settings), random.Random(0)
   extra = {}
-  if name in ('guess', 'walk'):
+  if name in ('guess', 'walk', 'pair_walk'):
     extra = levels.draw(name, rng, **levels.GAMES[name][1])['extra']
   row = Row('a', '?', (), '3', 'test', extra)
   requests = [environments.TurnRequest((n, 0, 0, 0), row, n // 2, []) for n in range(4)]

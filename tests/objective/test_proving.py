@@ -156,6 +156,7 @@ DEFAULTS = {
     process=[1.0, 1.0, True, True],
     steps=[1.0, 1e-6],
     gigpo=[1.0, 0.95, 1e-6],
+    turn_grouped=[0.0, 1e-6],
     turn_whitened=[3.0, 1e-6],
     return_whitened=[1.0],
   ),

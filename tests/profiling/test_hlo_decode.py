@@ -193,8 +193,9 @@ def test_one_layer_copied_out_of_a_stack_of_them_is_found():
   assert {c.bytes for c in loop.copies} == {8 * 2 * 24 * 64 * 2}
 
 
-def test_logits_of_the_size_of_the_keys_are_no_copy():
-  lines = f'  %l = f32[8,3072]{{1,0}} convert(%hidden)\n  %c = {KEYS} copy(%keys)\n{UPDATE}'
+@pytest.mark.parametrize('dims', ['8,3072', '8,24,128', '8,2,24,64'])
+def test_logits_of_the_size_of_the_keys_are_no_copy(dims):
+  lines = f'  %l = f32[{dims}]{{1,0}} convert(%hidden)\n  %c = {KEYS} copy(%keys)\n{UPDATE}'
   text = PROGRAM.format(carry=CARRY, keys=KEYS, lines=lines, written='f', more='')
   found = lambda **sizes: hlo_decode.decode_loops(text, 'decode/', [CACHE], **sizes)[0].copies  # noqa: E731
   assert [copy.opcode for copy in found()] == ['convert', 'copy']

@@ -37,7 +37,7 @@ import numpy as np
 
 from jaxrl_llm import objective
 from jaxrl_llm.config import loading as configs
-from jaxrl_llm.types import Batch, Prompts, Rollout
+from jaxrl_llm.types import Batch, Prompts, Rollout, Turns
 
 FOLDER = pathlib.Path(__file__).parent
 P, G, T = 5, 4, 6
@@ -175,7 +175,10 @@ def settings(changes: dict) -> Any:
 
 
 def batch(data: dict, needs_old: bool) -> Batch:
-  """The data as a batch: sampled by `behavior` where a method scores the old policy, else by the old policy itself."""
+  """The data as a batch: sampled by `behavior` where a method scores the old policy, else by the old policy itself.
+
+  Data with `turn`, of every token, has the reward `paid` at the last token of each.
+  """
   rows, columns = data['logp'].shape
   rollout = Rollout(
     np.zeros((rows, columns), np.int32),
@@ -185,6 +188,7 @@ def batch(data: dict, needs_old: bool) -> Batch:
     np.zeros((rows, columns), np.int32),
     np.ones(rows),
     np.zeros((rows, 0)),
+    turns_of(data) if 'turn' in data else None,
   )
   groups = rows // G
   prompts = Prompts(
@@ -194,6 +198,13 @@ def batch(data: dict, needs_old: bool) -> Batch:
     np.zeros(groups),
   )
   return Batch(prompts, rollout, data['reward'], data['correct'])
+
+
+def turns_of(data: dict) -> Turns:
+  """The turns of the data, none from the same state."""
+  number_BxT = np.where(mask(data) > 0, data['turn'], -1).astype(np.int32)
+  state_BxT = np.arange(number_BxT.size).reshape(number_BxT.shape)
+  return Turns(number_BxT, data['paid'], state_BxT, np.zeros(len(number_BxT), np.int8))
 
 
 def gradient(changes: dict, data: dict) -> dict[str, np.ndarray]:
