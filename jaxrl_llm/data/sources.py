@@ -170,7 +170,8 @@ def games(data: DataConfig, held_out: int) -> tuple[list[Row], list[Row]]:
   """Levels of the games of config.environment in data.tasks (default: guess), such as '3-9:'.
 
   A task is dict(name=, size=|weight=, <settings>): guess(top=20, min_span=3, max_span=15), walk(min_size=2,
-  max_size=5, walls=2). Raises UserError for unknown games or settings, and for invalid values.
+  max_size=5, walls=2), pair_walk(min_size=2, max_size=4, walls=1). Raises UserError for unknown games or settings, and
+  for invalid values.
   """
   defaults = {name: settings for name, (_, settings) in levels.GAMES.items()}
   return tasks.draw_tasks(

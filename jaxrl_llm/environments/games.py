@@ -98,12 +98,13 @@ class PairWalk(Walk):
   def reset(self, row: Row, seed: int) -> None:
     self.turns = self.agents.index(row.extra['first'])
     super().reset(row, seed)  # the row shows the first position
+    self.way = self._distance()
 
   def step(self, text: str) -> Result:
     before = self._distance()
     self._move(text, self.agents[self.turns % 2])
     self.turns += 1
-    gain = self.progress * (before - self._distance())
+    gain = self.progress * (before - self._distance()) / self.way
     if self.at == self.goal:
       return Result(None, self.win + gain, True)
     return Result(self._observation(), self.turn + gain)
@@ -146,8 +147,8 @@ def walk(*, win: float = 1.0, turn: float = 0.0) -> Walk:
 def pair_walk(*, win: float = 1.0, turn: float = 0.0, progress: float = 0.0) -> PairWalk:
   """A walk of two agents in turns, one along e and w, the other along n and s; another letter moves nothing.
 
-  Both are the policy: the observation says whose turn it is, where they are, and the goal. A turn that ends nearer to the goal gets `progress` for
-  each move of the shortest way, one that ends farther away loses it; agents are compared turn by turn with
-  config.objective.credit_assignment.fn=turn_grouped.
+  Both are the policy: the observation says whose turn it is, where they are, and the goal. A turn gets `progress`
+  times the share of the way by which it comes nearer, negative where it goes away; these are `progress` together at the
+  goal. Agents are compared turn by turn with config.objective.credit_assignment.fn=turn_grouped.
   """
   return PairWalk(win, turn, progress)

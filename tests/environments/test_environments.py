@@ -196,7 +196,7 @@ def test_every_maze_has_a_path_and_observations_list_its_free_moves():
 
 def test_two_agents_walk_in_turns_and_each_is_paid_for_its_own_progress():
   level = dict(size=3, start_x=0, start_y=0, goal_x=1, goal_y=1, walls=0, first='ew')
-  game = games.pair_walk(progress=0.1)
+  game = games.pair_walk(progress=0.2)
   assert game.reset(ROW._replace(extra=level), 0) is None
   results = [game.step(text) for text in ('s', 'e', 'w', 's', 'w', 'n s')]
   # The first agent cannot move down, nor the second to the right.
