@@ -2,8 +2,8 @@
 
 python -m jaxrl_llm.main --config=at_grpo
 One agent moves along the rows of a grid with walls, the other along its columns; the policy is both, as with the
-paper's shared policy. A turn is paid for its own progress, 1 together at the goal. A supervised start on random moves shows
-the form. Numbers: ours; results are in tests/bench/results/two_agents.md.
+paper's shared policy. A turn is paid for its own progress, 1 together at the goal. A supervised start on
+random moves shows the form. Numbers: ours; results are in tests/bench/results/two_agents.md.
 """
 
 

@@ -75,7 +75,8 @@ class RewardsConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentConfig(Section):
-  """What answers a turn: calculator, python, search, guess, walk, pair_walk, gymnasium, trl, mcp, openenv, or 'module:function'.
+  """What answers a turn: calculator, python, search, a game (guess, walk, pair_walk), gymnasium, trl, mcp, openenv, or
+  'module:function'.
 
   With endpoint, your agent makes the requests itself: `harness`='package.module:function', or `command`.
   An environment needs mode='split'. A row holds all turns of an episode and the observations between them.

@@ -26,14 +26,12 @@ def _walk(rng: random.Random, *, min_size: int, max_size: int, walls: int) -> tu
 def _pair_walk(rng: random.Random, **settings: int) -> tuple[str, str, dict]:
   _, _, level = _walk(rng, **settings)
   first = rng.choice(('ew', 'ns'))
-  start, goal = ((level[f'{name}_x'], level[f'{name}_y']) for name in ('start', 'goal'))
+  places = [level[name] for name in ('start_x', 'start_y', 'goal_x', 'goal_y')]
+  question = '{} {},{} to {},{}:'.format(
+    first, *places
+  )  # what the environment shows in later turns
   # Any move of the agent: a supervised start learns the form alone.
-  return pair_position(first, start, goal), rng.choice(first), dict(level, first=first)
-
-
-def pair_position(agent: str, at: tuple[int, int], goal: tuple[int, int]) -> str:
-  """What an agent sees whose moves are the letters of `agent`, such as 'ew 0,1 to 2,2:'."""
-  return f'{agent} {at[0]},{at[1]} to {goal[0]},{goal[1]}:'
+  return question, rng.choice(first), dict(level, first=first)
 
 
 # Name → (function (rng, **settings) → (question, answer, traits), default settings).

@@ -6,7 +6,6 @@ import math
 import random
 import re
 
-from jaxrl_llm.data import games
 from jaxrl_llm.environments.protocol import Result
 from jaxrl_llm.types import Row, UserError
 
@@ -110,7 +109,8 @@ class PairWalk(Walk):
     return Result(self._observation(), self.turn + gain)
 
   def _observation(self) -> str:
-    return games.pair_position(self.agents[self.turns % 2], self.at, self.goal)
+    (x, y), (goal_x, goal_y) = self.at, self.goal
+    return f'{self.agents[self.turns % 2]} {x},{y} to {goal_x},{goal_y}:'  # as the row's question
 
 
 def guess(

@@ -291,9 +291,10 @@ def _solve_all(system: jax.Array, known: jax.Array) -> jax.Array:
   XLA's solver for TPUs lays the largest batch dimension of the whole program into lanes, and pads what a device has of
   it to 128. The rows of all devices would be that dimension, and a device may have one: they are joined with chunks.
   """
-  (N, B), joined = system.shape[:2], [
-    x.swapaxes(0, 1).reshape(-1, *x.shape[2:]) for x in (system, known)
-  ]
+  (N, B), joined = (
+    system.shape[:2],
+    [x.swapaxes(0, 1).reshape(-1, *x.shape[2:]) for x in (system, known)],
+  )
   return _solve(*joined).reshape(B, N, *known.shape[2:]).swapaxes(0, 1)
 
 

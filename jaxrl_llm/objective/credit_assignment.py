@@ -213,7 +213,7 @@ def _by_turn(x_BxT: jax.Array, turn_BxT: jax.Array) -> jax.Array:
 def _turn_advantage(
   inputs: CreditInputs, alike_BxT: jax.Array, discount: float, eps: float
 ) -> jax.Array:
-  """(R − mean) / (std + eps) over the turns of a group with an equal `alike`; R is the discounted sum from a turn on."""
+  """(R − mean) / (std + eps) over the turns of a group with equal `alike`, R the discounted sum from a turn on."""
   mask_BxT = inputs.mask_BxT
   last_BxT = _turn_ends(mask_BxT, present(inputs.turn_BxT))
   return_BxT = _from_behind(

@@ -10,6 +10,7 @@ import re
 import types
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxrl_llm import main
@@ -18,7 +19,7 @@ from jaxrl_llm.commands import compile_report
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner import compile as programs
-from jaxrl_llm.models import decoder
+from jaxrl_llm.models import decoder, gated_delta
 from jaxrl_llm.profiling import hlo, hlo_decode
 from jaxrl_llm.types import UserError
 
@@ -343,3 +344,22 @@ def test_a_quantized_base_is_unpacked_within_the_decode_loop():
   packed = {(256, 512), (256, 256), (256, 1024), (512, 512)}
   carried, _ = _kernels(hlo.parse(text), packed | {(512, 256), (512, 1024), (1024, 512)})
   assert carried == {'u8': 7 * made.model.config.layers}
+
+
+@needs_libtpu
+@pytest.mark.timeout(600)
+def test_a_triangular_system_of_a_tpu_is_padded_along_rows_and_chunks_together():
+  """The solver's lanes are the largest batch dimension of all devices together: one row of each would be padded."""
+  made = spec(mesh={'data': 1, 'fsdp': 4})
+  rows = sharding.rows(made.layout.mesh)
+  array = lambda *shape, dtype=jnp.float32: jax.ShapeDtypeStruct(shape, dtype, sharding=rows)  # noqa: E731
+  B, Q, H, d = 256, 128, 2, 64
+  vectors, numbers = array(B, Q, H, d), array(B, Q, H)
+  rule = gated_delta.Rule(vectors, vectors, vectors, numbers, numbers)
+  arguments = rule, array(B, Q, dtype=jnp.bool), array(B, H, d, d)
+  compiled = compile_report.build(jax.jit(gated_delta.delta_rule), *arguments)
+  solver = r'f32\[([\d,]+)\]\{(\d+)[\d,:TS()]*\} custom-call\(.*"InvertDiagBlocks'
+  found = re.findall(solver, compiled.text)
+  assert found
+  for shape, lanes in found:
+    assert int(shape.split(',')[int(lanes)]) == B // 4 * (Q // 64)

@@ -195,6 +195,10 @@ def test_every_maze_has_a_path_and_observations_list_its_free_moves():
 
 
 def test_two_agents_walk_in_turns_and_each_is_paid_for_its_own_progress():
+  drawn = levels.draw('pair_walk', random.Random(0), min_size=3, max_size=3, walls=1)
+  shown = games.pair_walk()
+  shown.reset(ROW._replace(extra=drawn['extra']), 0)
+  assert drawn['question'] == shown._observation() and drawn['answer'] in drawn['extra']['first']
   level = dict(size=3, start_x=0, start_y=0, goal_x=1, goal_y=1, walls=0, first='ew')
   game = games.pair_walk(progress=0.2)
   assert game.reset(ROW._replace(extra=level), 0) is None

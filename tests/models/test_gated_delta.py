@@ -171,3 +171,12 @@ def test_rows_of_a_bin_are_separate_and_padding_changes_nothing():
     )
     np.testing.assert_allclose(packed[0, start : start + len(row)], alone[0, at], atol=2e-5)
     start += len(row)
+
+
+def test_all_systems_at_once_have_the_solutions_of_each():
+  r = np.random.default_rng(0)
+  system, known = r.normal(size=(3, 2, 4, 5, 5)), r.normal(size=(3, 2, 4, 5, 6))
+  lower = np.tril(system, -1) + np.eye(5)
+  with jax.enable_x64(True):
+    got = gated_delta._solve_all(jnp.array(system), jnp.array(known))
+  np.testing.assert_allclose(np.asarray(got), np.linalg.solve(lower, known), rtol=1e-9)

@@ -25,6 +25,7 @@ SETTINGS = dict(
   trust_region=dict(fn='clip', low=0.2, high=0.2),
   aggregation='token_mean',
 )
+IDLE = ('advantage.baseline',)  # of R, which is not used
 MUTANTS = {
   'all turns of a group are one': (
     credit_assignment,
@@ -59,7 +60,9 @@ def turn_ends(data):
 
 def official(torch, read, data):
   x = lib.tensors(torch, data)
-  turns = [(b, k) for b in range(len(x.mask)) for k in range(int(x.turn[b][x.mask[b] > 0].max()) + 1)]
+  turns = [
+    (b, k) for b in range(len(x.mask)) for k in range(int(x.turn[b][x.mask[b] > 0].max()) + 1)
+  ]
   own_RxT = torch.stack([x.mask[b] * (x.turn[b] == k) for b, k in turns])
   paid_RxT = torch.stack([x.paid[b] for b, _ in turns]) * own_RxT
   rollouts = np.flatnonzero(x.exists)
@@ -69,7 +72,13 @@ def official(torch, read, data):
     agent_idx=np.array([k % AGENTS for _, k in turns]),
     reward=paid_RxT.sum(1).numpy(),
   )
-  number = lib.method(read(TRAINER), 'MultiAgentsPPOTrainer', '_assign_consistent_uids', print=_quiet, colorful_print=_quiet)
+  number = lib.method(
+    read(TRAINER),
+    'MultiAgentsPPOTrainer',
+    '_assign_consistent_uids',
+    print=_quiet,
+    colorful_print=_quiet,
+  )
   rows = number(None, _Rows(columns), sample_num=lib.G)
   means = lib.functions(read(FUNCTIONAL), verl_core.MEANS, torch=torch)
   names = ('compute_grpo_outcome_advantage', 'compute_policy_loss', 'agg_loss')
