@@ -67,7 +67,9 @@ JUDGED = ('steps', 'pairwise')  # rewards beside the right answer
 JUDGE_TESTS = 'tests/rewards/model_judge/test_rubric.py'
 # Methods of turns play a game, and rows of tests/objective_table.py have a single turn.
 TURNS = dict(
-  gigpo='tests/objective/test_credit_assignment.py', seeupo='tests/learner/test_turn_by_turn.py'
+  at_grpo='tests/objective/test_official.py',
+  gigpo='tests/objective/test_credit_assignment.py',
+  seeupo='tests/learner/test_turn_by_turn.py',
 )
 MARKS = {
   name: (f'<!-- {name}: python tests/method_table.py -->\n', f'<!-- end of {name} -->\n')
