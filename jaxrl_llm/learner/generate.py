@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
@@ -43,7 +45,8 @@ def generate(
     )
   oldest = state.carried[0] if state.carried else None
 
-  def local(params, head, seed, version, cap, prompts, begun, carried):
+  def local(params, heads, seed, version, cap, prompts, begun, carried):
+    correctness, lengths = heads
     if carried is not None:
       carried = carried_kv.reorder(carried, prompts, spec.rollout.decode.rollouts)
     inputs = DecodeInputs(
@@ -56,12 +59,16 @@ def generate(
       carried=carried,
       prefix_tokens=spec.layout.prefix_tokens,
     )
+    if spec.rollout.length_head is not None:
+      predict = functools.partial(spec.rollout.length_head.remaining_tokens, lengths)
+      inputs = inputs._replace(predict_tokens=predict)
     if spec.rollout.greedy_first:
       inputs = _with_greedy_rows(inputs, spec.rollout.decode.rollouts)
-    rollout, iterations, new_cache, counts = _decode(spec, inputs, head)
+    rollout, iterations, new_cache, counts = _decode(spec, inputs, correctness)
     return rollout, iterations[None], new_cache, {k: v[None] for k, v in counts.items()}
 
   rows, everywhere = PartitionSpec(sharding.ROWS), PartitionSpec()
+  heads = state.correctness_head, state.length_head
   rollout, iterations, new_cache, counts = jax.shard_map(
     local,
     mesh=spec.layout.mesh,
@@ -73,7 +80,7 @@ def generate(
     out_specs=rows,
     axis_names=set(sharding.ROWS),
     check_vma=False,
-  )(params, state.correctness_head, state.seed, state.step, cap_tokens, prompts, begun, oldest)
+  )(params, heads, state.seed, state.step, cap_tokens, prompts, begun, oldest)
   if spec.rollout.drafts.records_noise:
     rollout = rollout._replace(noise_BxT=_noise_steps(prompts, rollout, begun))
   metrics['generate/rounds'] = iterations.max().astype(jnp.float32)

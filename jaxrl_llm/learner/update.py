@@ -66,6 +66,9 @@ def _learn(spec: StepSpec, state: TrainState, batch: Batch) -> tuple[TrainState,
     state = state._replace(
       correctness_head=_train_correctness_head(state, batch, pruning.learning_rate)
     )
+  if spec.rollout.length_head is not None:
+    lengths, errors = spec.rollout.length_head.train(state.length_head, batch.rollout)
+    state, metrics = state._replace(length_head=lengths), metrics | errors
   metrics = {k: v.max() if k.endswith('_max') else v.mean() for k, v in metrics.items()}
   return state._replace(carried=carried), metrics
 
