@@ -2,9 +2,10 @@
 
 python -m jaxrl_llm.main --config=lenvm --config.rollout.slots=16
 The order counts with fewer slots than rollouts. Without, the head learns and is logged.
-Numbers: the paper's discount is 0.997 for completions of up to about 1,000 tokens; left at 0 it is scaled to our cap.
-Learning rate and width are ours, since the paper trains a whole model for all tokens, and this is a head that reads the
-ends of prompts. That the prediction orders the queue is ours, too. All other settings are those of dapo.py.
+Numbers: the paper's discount is 0.997 for Qwen2.5 and 0.9998 for Qwen3; ours is 1 - 1 / completion_tokens, for our
+short ones. Learning rate and width are ours, since the paper trains a whole model for all tokens, and this is a head
+that reads the ends of prompts. That its prediction orders the queue is ours, too. All other settings are those of
+dapo.py.
 """
 
 
