@@ -168,9 +168,9 @@ class TrainState(NamedTuple):
   skipped: Array  # int32, consecutive updates skipped for a non-finite gradient
   # int32, keys all noise; an argument of the program, so that other seeds need no new one
   seed: Array
-  correctness_head: Params = None  # with pruning
-  length_head: Params = None  # with config.rollout.length_head
-  reference: Params = None  # float32, the first weights, if a method reads them; with LoRA `base`
+  rollout_head: Params = None  # reads features of rollouts: correctness head or length head
+  # float32 weights at the start, for methods with a reference model; with LoRA `base` is the reference
+  reference: Params = None
   carried: tuple = ()  # carried_kv.Carried of unfinished rows, oldest first; () = encoded again
   auxiliary_model: Params = None  # learner.auxiliary_model.State
   average: Params = None  # float32 weights averaged over steps, for the old policy

@@ -203,7 +203,7 @@ GENERATION_FIELDS = dict(
   ),
   layout=('mesh', 'rules', 'prefix_tokens'),
 )
-STATE_FIELDS = ('params', 'base', 'correctness_head', 'length_head', 'seed', 'step', 'carried')
+STATE_FIELDS = ('params', 'base', 'rollout_head', 'seed', 'step', 'carried')
 
 
 def only(record, names):
@@ -276,8 +276,8 @@ def take_steps(name: str, c, context, count: int):
 
 def check_state(method, spec: StepSpec, before, after) -> None:
   """Trained parts change, frozen parts do not, and only those that the method needs exist."""
-  trained = ('params', 'opt_state', 'auxiliary_model', 'average', 'correctness_head')
-  for part in (*trained, 'length_head', 'activation_noise', 'inner_steps', 'entropy_bonus'):
+  trained = ('params', 'opt_state', 'auxiliary_model', 'average', 'rollout_head')
+  for part in (*trained, 'activation_noise', 'inner_steps', 'entropy_bonus'):
     pair = [getattr(state, part) for state in (before, after)]
     assert pair[0] is None or changed(*pair), part
   for part in ('reference', 'teacher', 'base'):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -45,8 +46,7 @@ def generate(
     )
   oldest = state.carried[0] if state.carried else None
 
-  def local(params, heads, seed, version, cap, prompts, begun, carried):
-    correctness, lengths = heads
+  def local(params, head, seed, version, cap, prompts, begun, carried):
     if carried is not None:
       carried = carried_kv.reorder(carried, prompts, spec.rollout.decode.rollouts)
     inputs = DecodeInputs(
@@ -58,17 +58,14 @@ def generate(
       cap=cap,
       carried=carried,
       prefix_tokens=spec.layout.prefix_tokens,
+      predict_tokens=_length_predictor(spec, head),
     )
-    if spec.rollout.length_head is not None:
-      predict = functools.partial(spec.rollout.length_head.remaining_tokens, lengths)
-      inputs = inputs._replace(predict_tokens=predict)
     if spec.rollout.greedy_first:
       inputs = _with_greedy_rows(inputs, spec.rollout.decode.rollouts)
-    rollout, iterations, new_cache, counts = _decode(spec, inputs, correctness)
+    rollout, iterations, new_cache, counts = _decode(spec, inputs, head)
     return rollout, iterations[None], new_cache, {k: v[None] for k, v in counts.items()}
 
   rows, everywhere = PartitionSpec(sharding.ROWS), PartitionSpec()
-  heads = state.correctness_head, state.length_head
   rollout, iterations, new_cache, counts = jax.shard_map(
     local,
     mesh=spec.layout.mesh,
@@ -80,7 +77,7 @@ def generate(
     out_specs=rows,
     axis_names=set(sharding.ROWS),
     check_vma=False,
-  )(params, heads, state.seed, state.step, cap_tokens, prompts, begun, oldest)
+  )(params, state.rollout_head, state.seed, state.step, cap_tokens, prompts, begun, oldest)
   if spec.rollout.drafts.records_noise:
     rollout = rollout._replace(noise_BxT=_noise_steps(prompts, rollout, begun))
   metrics['generate/rounds'] = iterations.max().astype(jnp.float32)
@@ -107,6 +104,12 @@ def _with_greedy_rows(inputs: DecodeInputs, rollouts: int) -> DecodeInputs:
   return inputs._replace(member_B=jnp.maximum(number_B - 1, 0), greedy_B=number_B == 0)
 
 
+def _length_predictor(spec: StepSpec, head: Params) -> Callable[[jax.Array], jax.Array] | None:
+  """The prediction of the length head; None without one."""
+  length_head = spec.rollout.length_head
+  return None if length_head is None else functools.partial(length_head.remaining_tokens, head)
+
+
 @sharding.on_mesh
 def predict_success(
   spec: StepSpec, state: TrainState, prompts: Prompts, rollout: Rollout
@@ -131,7 +134,7 @@ def predict_success(
     out_specs=rows,
     axis_names=set(sharding.ROWS),
     check_vma=False,
-  )(params, state.correctness_head, prompts, rollout)
+  )(params, state.rollout_head, prompts, rollout)
 
 
 @sharding.on_mesh

@@ -64,11 +64,11 @@ def _learn(spec: StepSpec, state: TrainState, batch: Batch) -> tuple[TrainState,
   pruning = spec.rollout.pruning
   if pruning is not None and pruning.learning_rate:
     state = state._replace(
-      correctness_head=_train_correctness_head(state, batch, pruning.learning_rate)
+      rollout_head=_train_correctness_head(state, batch, pruning.learning_rate)
     )
   if spec.rollout.length_head is not None:
-    lengths, errors = spec.rollout.length_head.train(state.length_head, batch.rollout)
-    state, metrics = state._replace(length_head=lengths), metrics | errors
+    head, errors = spec.rollout.length_head.train(state.rollout_head, batch.rollout)
+    state, metrics = state._replace(rollout_head=head), metrics | errors
   metrics = {k: v.max() if k.endswith('_max') else v.mean() for k, v in metrics.items()}
   return state._replace(carried=carried), metrics
 
@@ -155,7 +155,7 @@ def _train_correctness_head(
 ) -> correctness_head.CorrectnessHead:
   real_B = (batch.rollout.length_B > 0).astype(jnp.float32)
   return correctness_head.train(
-    state.correctness_head,
+    state.rollout_head,
     batch.rollout.feature_BxF,
     batch.correct_B,
     real_B * batch.rollout.weight_B,

@@ -63,7 +63,7 @@ def train(spec, count):
     rollout = jax.tree.map(np.asarray, rollout)
     right_B = (np.arange(P * G) % 2).astype(np.float32)
     batch = batch._replace(prompts=prompts, rollout=rollout, reward_B=right_B, correct_B=right_B)
-    history.append((jax.device_get(state.length_head), jax.device_get(metrics), rollout))
+    history.append((jax.device_get(state.rollout_head), jax.device_get(metrics), rollout))
   return history
 
 
@@ -131,10 +131,10 @@ def test_rows_without_an_end_do_not_count(learned):
 def test_predictions_order_the_queue_and_change_no_token(learned):
   """As a queue that is told the predictions, and faster than one that knows nothing."""
   head, prompts = spec().rollout.length_head, make_prompts(born=STEPS)
-  state = train_state.init_state(spec(), params())._replace(length_head=learned[-1][0])
+  state = train_state.init_state(spec(), params())._replace(rollout_head=learned[-1][0])
   plain, _ = sample(state, prompts, head=False, order='fifo')
   got, rounds = sample(state, prompts, slots=G)
-  tokens_P = np.asarray(head.remaining_tokens(state.length_head, got.feature_BxF))[::G]
+  tokens_P = np.asarray(head.remaining_tokens(state.rollout_head, got.feature_BxF))[::G]
   told = prompts._replace(expected_P=tokens_P.astype(np.float32))
   with_lengths, told_rounds = sample(state, told, head=False, slots=G)
   _, blind_rounds = sample(
