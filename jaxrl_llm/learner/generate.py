@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,6 @@ from jaxrl_llm.learner.verify_drafts import verify_drafts
 from jaxrl_llm.models import linear, shared_prompt_forward
 from jaxrl_llm.objective import record_checks
 from jaxrl_llm.rollout import carried_kv, ngram_drafts, pruned_decode, ring_decode, tree_decode
-from jaxrl_llm.rollout.correctness_head import CorrectnessHead
 from jaxrl_llm.rollout.decode_records import CarriedKV, DecodeInputs
 from jaxrl_llm.types import Metrics, Params, Prompts, Rollout, TrainState, UserError
 
@@ -58,7 +56,6 @@ def generate(
       cap=cap,
       carried=carried,
       prefix_tokens=spec.layout.prefix_tokens,
-      predict_tokens=_length_predictor(spec, head),
     )
     if spec.rollout.greedy_first:
       inputs = _with_greedy_rows(inputs, spec.rollout.decode.rollouts)
@@ -102,12 +99,6 @@ def _with_greedy_rows(inputs: DecodeInputs, rollouts: int) -> DecodeInputs:
   """The first row of each prompt is greedy, and the others draw as if it were not there."""
   number_B = jnp.tile(jnp.arange(rollouts), len(inputs.prompts.length_P))
   return inputs._replace(member_B=jnp.maximum(number_B - 1, 0), greedy_B=number_B == 0)
-
-
-def _length_predictor(spec: StepSpec, head: Params) -> Callable[[jax.Array], jax.Array] | None:
-  """The prediction of the length head; None without one."""
-  length_head = spec.rollout.length_head
-  return None if length_head is None else functools.partial(length_head.remaining_tokens, head)
 
 
 @sharding.on_mesh
@@ -166,7 +157,7 @@ def decode_weights(spec: StepSpec, state: TrainState) -> Params:
 
 
 def _decode(
-  spec: StepSpec, inputs: DecodeInputs, head: CorrectnessHead
+  spec: StepSpec, inputs: DecodeInputs, head: Params
 ) -> tuple[Rollout, jax.Array, CarriedKV | None, Metrics]:
   """One shard's rows, its decode iterations, its carried cache, and counts that add up over shards."""
   shards, model = sharding.rows_shards(spec.layout.mesh), spec.model.config
@@ -176,6 +167,9 @@ def _decode(
   )
   counts, new_cache, begun = {}, None, inputs.continued
   begun_tokens = 0 if begun is None else begun.length_B.sum()
+  if spec.rollout.length_head is not None:
+    predict = functools.partial(spec.rollout.length_head.remaining_tokens, head)
+    inputs = inputs._replace(predict_tokens=predict)
   if spec.rollout.pruning is not None:
     rollout, iterations, tokens = pruned_decode.generate(
       model, settings, inputs, head, spec.rollout.pruning
