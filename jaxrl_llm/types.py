@@ -100,7 +100,7 @@ class Rollout(NamedTuple):
   version_BxT: Array  # int32, optimizer steps taken by the weights that sampled the token
   # float32, 1 / the probability that the row was kept, times its share of a resampled batch; 1 without both
   weight_B: Array
-  # float32, the hidden state that the correctness head reads; F = 0 without pruning
+  # float32, the hidden state that the correctness head or the length head reads; F = 0 without either
   feature_BxF: Array
   # None: all tokens were sampled, in one turn. Environment tokens are masked out of the loss
   turns: Turns | None = None
@@ -168,7 +168,7 @@ class TrainState(NamedTuple):
   skipped: Array  # int32, consecutive updates skipped for a non-finite gradient
   # int32, keys all noise; an argument of the program, so that other seeds need no new one
   seed: Array
-  correctness_head: Params = None  # with pruning
+  rollout_head: Params = None  # reads features of rollouts: correctness head or length head
   # float32 weights at the start, for methods with a reference model; with LoRA `base` is the reference
   reference: Params = None
   carried: tuple = ()  # carried_kv.Carried of unfinished rows, oldest first; () = encoded again

@@ -38,6 +38,7 @@ from jaxrl_llm.rewards import length_truncation, majority_vote, verifiers
 from jaxrl_llm.rollout import (
   draft_verification,
   early_exit,
+  length_head,
   length_schedule,
   pruning,
   queue_order,
@@ -63,6 +64,7 @@ STAGES = {
     )
   },
   'curriculum.hint': hint_rules,
+  'rollout.length_head': length_head,
   'rollout.length_schedule': length_schedule,
   'rollout.queue_order': queue_order,
   'rollout.pruning': pruning,

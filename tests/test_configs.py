@@ -39,6 +39,7 @@ WITNESS = dict(
   echo=lambda row: row['generate/tree_forks'] > 0,
   latr=lambda row: row['generate/tree_forks'] > 0,
   spec_rl=lambda row: row['generate/draft_tokens_kept'] > 0,
+  lenvm=lambda row: row['length_head/error_tokens'] > row['length_head/constant_error_tokens'] > 0,
   rlep=lambda row: row['replay/rows'] > 0,
   swarm=lambda row: row['replay/rows'] > 0,
   dots_replay=lambda row: row['replay/rows'] > 0,
@@ -197,10 +198,13 @@ def shrink_data(c) -> None:
 # The fields of the spec that generation reads: configs with equal ones share a compiled program.
 GENERATION_FIELDS = dict(
   model=('config', 'lora', 'dtype', 'weights_dtype', 'head_chunk_tokens'),
-  rollout=('decode', 'drafts', 'pruning', 'tree', 'carried_calls', 'lockstep', 'greedy_first'),
+  rollout=(
+    *('decode', 'drafts', 'pruning', 'length_head', 'tree', 'carried_calls', 'lockstep'),
+    'greedy_first',
+  ),
   layout=('mesh', 'rules', 'prefix_tokens'),
 )
-STATE_FIELDS = ('params', 'base', 'correctness_head', 'seed', 'step', 'carried')
+STATE_FIELDS = ('params', 'base', 'rollout_head', 'seed', 'step', 'carried')
 
 
 def only(record, names):
@@ -273,7 +277,7 @@ def take_steps(name: str, c, context, count: int):
 
 def check_state(method, spec: StepSpec, before, after) -> None:
   """Trained parts change, frozen parts do not, and only those that the method needs exist."""
-  trained = ('params', 'opt_state', 'auxiliary_model', 'average', 'correctness_head')
+  trained = ('params', 'opt_state', 'auxiliary_model', 'average', 'rollout_head')
   for part in (*trained, 'activation_noise', 'inner_steps', 'entropy_bonus'):
     pair = [getattr(state, part) for state in (before, after)]
     assert pair[0] is None or changed(*pair), part

@@ -111,6 +111,7 @@ PATHS = {
   'rollout/test_early_exit.py': 'slow',
   'rollout/test_halvings.py': 'slow',
   'rollout/test_latents.py::test_trees_copy_rows_and_drafts_overwrite_columns': 'slow',
+  'rollout/test_length_head.py::test_a_resumed_run_equals_an_uninterrupted_one': 'process',
   'rollout/test_ngram_drafts.py': 'slow',
   'rollout/test_pruning.py': 'slow',
   'rollout/test_ragged_decode.py': 'slow',

@@ -48,6 +48,7 @@ _WINDOWS = Condition('rollout.windows', 'above', 1)
 _TEST_EVERY = Condition('rollout.test_every', 'above', 1)
 _CARRY = Condition('rollout.carry_cache')
 _DRAFT, _PRUNING, _STOP, _TREE = _used('rollout', 'draft', 'pruning', 'stop', 'tree')
+_LENGTH_HEAD = Condition('rollout.length_head')
 _EARLY_EXIT = Condition('rollout.early_exit')
 _REUSE = Condition('replay.reuse')
 _HINT = Condition('curriculum.hint')
@@ -85,6 +86,10 @@ OF_A_GROUP = (
 
 _ROLLOUT = (
   *_rows((_PRUNING,), (_STOP, _DRAFT, _TREE, _NGRAM), _OWN_LOOP),
+  Row(
+    _LENGTH_HEAD, _PRUNING, 'a rollout records one hidden state, and each reads its own', _CHOOSE
+  ),
+  Row(_LENGTH_HEAD, _TREE, 'a tree has a slot for every row, and no row waits in a queue', _CHOOSE),
   *_rows((_TREE,), (_STOP, _DRAFT, _EARLY_EXIT, _NGRAM, _WINDOWS, _TEST_EVERY), _OWN_LOOP),
   *_rows((_NGRAM,), (_EARLY_EXIT, _WINDOWS, _TEST_EVERY), _OWN_LOOP),
   *_rows(
@@ -217,6 +222,7 @@ _GROUPS = (
     'the correctness head of pruning is trained on new rollouts only',
     _CHOOSE,
   ),
+  Row(_LENGTH_HEAD, _REUSE, 'the length head is trained on new rollouts only', _CHOOSE),
   Row(
     Condition('learner.passes', 'above', 1),
     Condition('optimizer.outer'),
@@ -311,6 +317,7 @@ _MULTI_TURN = (
       _STOP,
       _DRAFT,
       _PRUNING,
+      _LENGTH_HEAD,
       _TREE,
       _NGRAM,
       _WINDOWS,

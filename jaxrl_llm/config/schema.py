@@ -81,6 +81,8 @@ class RolloutConfig(Section):
   draft_memory_mb: int = 1024  # of those drafts on the host; least recent prompts are dropped first
   early_exit: Stage = stage('none')  # ends a row early: repetition, entropy, marker
   pruning: Stage = stage('none')  # begins more rollouts than are learned from: quality, uniform
+  # learns how long the rollouts of a prompt are; longest_first reads it in place of earlier visits: discounted_return
+  length_head: Stage = stage('none')
   cache_dtype: str = 'auto'  # of keys and values: float32, bfloat16, int8; auto = that of compute
   # of the kernels while sampling: float32, bfloat16, int8, float8_e4m3fn; auto = that of compute
   weights_dtype: str = 'auto'

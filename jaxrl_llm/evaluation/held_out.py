@@ -66,12 +66,12 @@ def recorded_evaluator(
   def evaluate_step(state: TrainState, step: int) -> JsonObject:
     params = train_state.sampling_weights(context.spec, state)
     # The same path or model name may hold other weights by now.
-    wanted = run_identity | dict(weights=fingerprint((params, state.correctness_head)))
+    wanted = run_identity | dict(weights=fingerprint((params, state.rollout_head)))
     record: JsonObject | None = directory.read_eval(step, wanted)
     if record is None:
       on_progress = functools.partial(screen.evaluating, step)
       on_progress(0, len(table))
-      metrics, rows, groups = evaluator(params, state.correctness_head, on_progress)
+      metrics, rows, groups = evaluator(params, state.rollout_head, on_progress)
       record = wanted | dict(step=step, metrics=metrics, groups=groups, rows=rows)
       directory.write_eval(step, record)
     screen.evaluation(step, record['metrics'], _example(record['rows'][0]))

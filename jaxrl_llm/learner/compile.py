@@ -85,7 +85,7 @@ def compile_predict_success(spec: StepSpec) -> Callable:
   rows, everywhere = _shardings(spec)
 
   def run(params, head, prompts, rollout):
-    state = sampling_state(params)._replace(correctness_head=head)
+    state = sampling_state(params)._replace(rollout_head=head)
     return predict_success(spec, state, prompts, rollout)
 
   return _compiled(spec, run, (params, everywhere, rows, rows), rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
@@ -13,7 +15,6 @@ from jaxrl_llm.learner.verify_drafts import verify_drafts
 from jaxrl_llm.models import linear, shared_prompt_forward
 from jaxrl_llm.objective import record_checks
 from jaxrl_llm.rollout import carried_kv, ngram_drafts, pruned_decode, ring_decode, tree_decode
-from jaxrl_llm.rollout.correctness_head import CorrectnessHead
 from jaxrl_llm.rollout.decode_records import CarriedKV, DecodeInputs
 from jaxrl_llm.types import Metrics, Params, Prompts, Rollout, TrainState, UserError
 
@@ -73,7 +74,7 @@ def generate(
     out_specs=rows,
     axis_names=set(sharding.ROWS),
     check_vma=False,
-  )(params, state.correctness_head, state.seed, state.step, cap_tokens, prompts, begun, oldest)
+  )(params, state.rollout_head, state.seed, state.step, cap_tokens, prompts, begun, oldest)
   if spec.rollout.drafts.records_noise:
     rollout = rollout._replace(noise_BxT=_noise_steps(prompts, rollout, begun))
   metrics['generate/rounds'] = iterations.max().astype(jnp.float32)
@@ -124,7 +125,7 @@ def predict_success(
     out_specs=rows,
     axis_names=set(sharding.ROWS),
     check_vma=False,
-  )(params, state.correctness_head, prompts, rollout)
+  )(params, state.rollout_head, prompts, rollout)
 
 
 @sharding.on_mesh
@@ -156,7 +157,7 @@ def decode_weights(spec: StepSpec, state: TrainState) -> Params:
 
 
 def _decode(
-  spec: StepSpec, inputs: DecodeInputs, head: CorrectnessHead
+  spec: StepSpec, inputs: DecodeInputs, head: Params
 ) -> tuple[Rollout, jax.Array, CarriedKV | None, Metrics]:
   """One shard's rows, its decode iterations, its carried cache, and counts that add up over shards."""
   shards, model = sharding.rows_shards(spec.layout.mesh), spec.model.config
@@ -166,6 +167,9 @@ def _decode(
   )
   counts, new_cache, begun = {}, None, inputs.continued
   begun_tokens = 0 if begun is None else begun.length_B.sum()
+  if spec.rollout.length_head is not None:
+    predict = functools.partial(spec.rollout.length_head.remaining_tokens, head)
+    inputs = inputs._replace(predict_tokens=predict)
   if spec.rollout.pruning is not None:
     rollout, iterations, tokens = pruned_decode.generate(
       model, settings, inputs, head, spec.rollout.pruning

@@ -15,6 +15,7 @@ from jaxrl_llm.learner.step_spec import DraftSpec, ModelSpec, RolloutSpec
 from jaxrl_llm.rollout import (
   draft_verification,
   early_exit,
+  length_head,
   pruning,
   queue_order,
   stopping,
@@ -44,6 +45,7 @@ def rollout_spec(
 ) -> RolloutSpec:
   """How the rollouts of a step are sampled. Raises UserError for settings that do not go together."""
   pruning_settings, multi_turn = _pruning(config), config.environment.fn != 'none'
+  head = pick(length_head, config.rollout.length_head, 'rollout.length_head')()
   # A CPU takes time by the rows that it decodes. A TPU reads all weights for few rows, too, and compiles for minutes.
   halvings = _CPU_HALVINGS if on_cpu(mesh) else 0
   loops = Loops(config.rollout.windows, halvings, config.rollout.test_every)
@@ -54,7 +56,7 @@ def rollout_spec(
     decode=decode,
     drafts=_drafts(config),
     pruning=pruning_settings,
-    features=model.config.width if pruning_settings else 0,
+    features=model.config.width if pruning_settings or head else 0,
     tree=_tree(config),
     # With mode='lag' the host continues the rows of the call before the last one.
     carried_calls=config.rollout.carry_cache * (2 if config.mode == 'lag' else 1),
@@ -63,6 +65,7 @@ def rollout_spec(
     continues=multi_turn or config.rollout.stop.fn != 'none',
     # Each turn of an environment begins with an empty memory.
     exit_memory=decode.exit_rule is not None and not multi_turn,
+    length_head=head and head.for_completions(config.completion_tokens),
   )
 
 

@@ -143,6 +143,8 @@ def _first_state(
   if spec.model.lora:
     params = lora.init(spec.model.lora, params, spec.seed) if adapter is None else adapter
   head = correctness_head.init(rollout.features, spec.seed) if rollout.pruning else None
+  if rollout.length_head is not None:
+    head = rollout.length_head.init(rollout.features, spec.seed)
   # With LoRA the base is the reference, and no copy is needed.
   copies_reference = method.needs_reference and base is None
   reference = jax.tree.map(jnp.copy, params) if copies_reference else None
@@ -162,7 +164,7 @@ def _first_state(
     step=zero,
     skipped=zero,
     seed=jnp.int32(spec.seed),
-    correctness_head=head,
+    rollout_head=head,
     reference=reference,
     carried=tuple(carried),
     auxiliary_model=auxiliary,

@@ -18,6 +18,7 @@ from jaxrl_llm.objective.entropy_bonus import EntropyBonus
 from jaxrl_llm.objective.method_spec import Method
 from jaxrl_llm.objective.reference import Refresh
 from jaxrl_llm.rollout.decode_records import DecodeSettings
+from jaxrl_llm.rollout.length_head import LengthHead
 from jaxrl_llm.rollout.ngram_drafts import NgramSettings
 from jaxrl_llm.rollout.pruning import PruningSettings
 from jaxrl_llm.rollout.sampling import NO_FILTER, TokenFilter
@@ -52,7 +53,7 @@ class RolloutSpec(NamedTuple):
   decode: DecodeSettings
   drafts: DraftSpec
   pruning: PruningSettings | None  # None: every rollout that begins is finished
-  features: int  # F, of the correctness head; 0 without pruning
+  features: int  # F, of the correctness head or the length head; 0 without either
   tree: TreeRules | None  # when rollouts fork; None: they are independent
   carried_calls: int  # calls whose unfinished rows keep their cache; 0: such rows are encoded again
   lockstep: bool  # all shards of rows run equally many decode iterations
@@ -60,6 +61,7 @@ class RolloutSpec(NamedTuple):
   continues: bool  # rollouts may be left unfinished, and are continued in a later step
   exit_memory: bool  # rollouts record the memory of the early-exit rule for that later step
   greedy_first: bool = False  # the first row of each prompt is greedy: evaluation, and baselines
+  length_head: LengthHead | None = None  # None: expected lengths come from the host
 
 
 class UpdateSpec(NamedTuple):
@@ -187,7 +189,8 @@ def evaluation_spec(
 ) -> StepSpec:
   """Sampling of complete rows from weights as they are saved: of each prompt a greedy one, then `samples` others.
 
-  There is no pruning, no tree and no stop rule. An early-exit rule is kept where it ends turns of an environment.
+  There is no pruning, no length head, no tree and no stop rule. An early-exit rule is kept where it ends turns of an
+  environment.
   """
   spec = trained_weights_spec(spec)
   decode = spec.rollout.decode._replace(
@@ -201,6 +204,11 @@ def evaluation_spec(
   )
   return spec._replace(
     rollout=spec.rollout._replace(
-      decode=decode, pruning=None, tree=None, exit_memory=False, greedy_first=samples > 0
+      decode=decode,
+      pruning=None,
+      length_head=None,
+      tree=None,
+      exit_memory=False,
+      greedy_first=samples > 0,
     )
   )

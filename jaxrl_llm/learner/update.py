@@ -24,6 +24,7 @@ from jaxrl_llm.learner.minibatch import TRAINED_TOKENS, MinibatchInputs, minibat
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.objective import record_checks
 from jaxrl_llm.rollout import correctness_head
+from jaxrl_llm.rollout.length_head import LengthHeadState
 from jaxrl_llm.types import Batch, Metrics, TrainState
 
 Tree = TypeVar('Tree')
@@ -61,11 +62,9 @@ def _learn(spec: StepSpec, state: TrainState, batch: Batch) -> tuple[TrainState,
   inputs = inputs._replace(began=jnp.broadcast_to(inputs.began, (spec.update.minibatches,)))
   state, metrics = _passes(spec, state, minibatches, inputs)
   metrics |= auxiliary_metrics
-  pruning = spec.rollout.pruning
-  if pruning is not None and pruning.learning_rate:
-    state = state._replace(
-      correctness_head=_train_correctness_head(state, batch, pruning.learning_rate)
-    )
+  if spec.rollout.features:
+    head, errors = _train_rollout_head(spec, state, batch)
+    state, metrics = state._replace(rollout_head=head), metrics | errors
   metrics = {k: v.max() if k.endswith('_max') else v.mean() for k, v in metrics.items()}
   return state._replace(carried=carried), metrics
 
@@ -147,17 +146,24 @@ def _fills_replayed(spec: StepSpec, batch: Batch) -> bool:
   return batch.replayed_B is not None and (not single or spec.objective.method.needs_norms)
 
 
-def _train_correctness_head(
-  state: TrainState, batch: Batch, learning_rate: float
-) -> correctness_head.CorrectnessHead:
+def _train_rollout_head(
+  spec: StepSpec, state: TrainState, batch: Batch
+) -> tuple[LengthHeadState | correctness_head.CorrectnessHead, Metrics]:
+  """The length head, or the correctness head where pruning trains one, and metrics."""
+  if spec.rollout.length_head is not None:
+    return spec.rollout.length_head.train(state.rollout_head, batch.rollout)
+  pruning = spec.rollout.pruning
+  if pruning is None or not pruning.learning_rate:
+    return state.rollout_head, {}
   real_B = (batch.rollout.length_B > 0).astype(jnp.float32)
-  return correctness_head.train(
-    state.correctness_head,
+  trained = correctness_head.train(
+    state.rollout_head,
     batch.rollout.feature_BxF,
     batch.correct_B,
     real_B * batch.rollout.weight_B,
-    learning_rate,
+    pruning.learning_rate,
   )
+  return trained, {}
 
 
 def _steps(

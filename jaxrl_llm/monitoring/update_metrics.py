@@ -12,6 +12,7 @@ _OF_UPDATE = (
   'training/rollout_probs_diff',
   'training/trained',
   'frac_reward_zero_std',
+  'length_head/',
 )
 _WITHOUT_ROLLOUTS = (
   *('actor/sft_loss', 'actor/sft_share', 'actor/grad_norm', 'actor/update_norm'),

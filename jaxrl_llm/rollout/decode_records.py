@@ -79,6 +79,9 @@ class DecodeInputs(NamedTuple):
   # In the order of `prompts`. None: continued rows are encoded again.
   carried: CarriedKV | None = None
   prefix_tokens: int = 0  # with which all prompts begin alike, and go on; they are encoded once
+  # Tokens of a rollout [P], from the hidden state [P, D] of its prompt's last token, which the rows then record; None:
+  # the prompts state what is expected.
+  predict_tokens: Callable[[jax.Array], jax.Array] | None = None
 
 
 class LoopConstants(NamedTuple):

@@ -34,20 +34,23 @@ def prepare(
   """Everything before a loop: its constants, each row with its first token, and the logits [P, V] of that token."""
   prompts = jax.tree.map(jnp.asarray, inputs.prompts)
   B, T = prompts.tokens_PxL.shape[0] * settings.rollouts, settings.max_tokens
-  prompt_cache, logits_PxV = prefill(
-    model, inputs.params, prompts, settings.dtype, inputs.prefix_tokens
-  )
+  cache, hidden_PxD = prefill(model, inputs.params, prompts, settings.dtype, inputs.prefix_tokens)
+  logits_PxV = decoder.head(model, inputs.params, hidden_PxD, settings.dtype)
   rollout = jax.tree.map(jnp.asarray, inputs.continued)
   if rollout is None:
     rollout = empty_rollout(B, T, expert_shape(model) if settings.record_experts else None)
   if settings.exit_rule is not None and rollout.memory_BxM is None:
     rollout = rollout._replace(memory_BxM=jnp.zeros((B, early_exit.MEMORY_SIZE), jnp.float32))
+  if inputs.predict_tokens is not None:
+    hidden_PxD = hidden_PxD.astype(jnp.float32)
+    prompts = prompts._replace(expected_P=inputs.predict_tokens(hidden_PxD))
+    rollout = rollout._replace(feature_BxF=jnp.repeat(hidden_PxD, settings.rollouts, axis=0))
   constants = LoopConstants(
     model=model,
     settings=settings,
     params=inputs.params,
     prompts=prompts,
-    prompt_cache=packed(prompt_cache, settings.cache_dtype),
+    prompt_cache=packed(cache, settings.cache_dtype),
     keys_B=sampling.row_keys(inputs.key, prompts, settings.rollouts, inputs.member_B),
     cap_B=jnp.broadcast_to(jnp.minimum(T if inputs.cap is None else inputs.cap, T), (B,)),
     pause_B=jnp.full(B, T + 1 if inputs.pause is None else inputs.pause),
@@ -68,7 +71,7 @@ def packed(cache: decoder.Cache, dtype: str) -> decoder.Cache:
 def prefill(
   model: ModelConfig, params: Params, prompts: Prompts, dtype: str, prefix_tokens: int = 0
 ) -> tuple[decoder.Cache, jax.Array]:
-  """The prompts' cache, arrays [P, K, L, d] of each layer, and the logits [P, V] after each prompt's last token.
+  """The prompts' cache, arrays [P, K, L, d] of each layer, and the hidden state [P, D] of each prompt's last token.
 
   The first `prefix_tokens` tokens, which must be the same in all prompts and less than any prompt, are encoded once.
   """
@@ -91,7 +94,7 @@ def prefill(
     cache = attention.map_columns(extend, cache, repeated)
   last_P = jnp.maximum(prompts.length_P - (1 + prefix_tokens), 0)
   last_Px1xD = jnp.take_along_axis(hidden_PxNxD, last_P[:, None, None], axis=1)
-  return cache, decoder.head(model, params, last_Px1xD[:, 0], dtype)
+  return cache, last_Px1xD[:, 0]
 
 
 def start_loop(
@@ -247,8 +250,7 @@ def apply_exit_rule(
   """Applies the exit rule to the rows `write_S` that just took a token drawn from `logits_SxV`."""
   rollout, row_S = state.rollout, jnp.minimum(write_S, len(constants.keys_B) - 1)
   exit_rule, memory_BxM = constants.settings.exit_rule, rollout.memory_BxM
-  assert exit_rule is not None
-  assert memory_BxM is not None, 'prepare() adds it where there is an exit rule'
+  assert exit_rule is not None and memory_BxM is not None, 'prepare() adds the memory of a rule'
   decision = exit_rule(
     early_exit.RowSignals(
       rollout.tokens_BxT[row_S],
@@ -278,10 +280,8 @@ def release_slots(constants: LoopConstants, state: LoopState) -> LoopState:
   state = state._replace(iterations=state.iterations + 1, row_S=jnp.where(done_S, B, state.row_S))
   if len(state.row_S) == B or constants.slot_prompts is not None:
     return state  # every row has its own slot, or no row waits
-  free = (state.row_S == B).any() & state.waiting_B.any()
-  return jax.lax.cond(
-    any_shard(constants, free), lambda s: refill_slots(constants, s), lambda s: s, state
-  )
+  free = any_shard(constants, (state.row_S == B).any() & state.waiting_B.any())
+  return jax.lax.cond(free, lambda s: refill_slots(constants, s), lambda s: s, state)
 
 
 def undecoded_rows(constants: LoopConstants, rollout: Rollout) -> jax.Array:

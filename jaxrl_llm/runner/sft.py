@@ -53,6 +53,7 @@ _NO_ROLLOUTS = {
   'curriculum.slots_per_prompt': 1,
   'curriculum.allocation': stage('equal'),
   'rollout.pruning': stage('none'),
+  'rollout.length_head': stage('none'),
   'rollout.tree': stage('none'),
   'rollout.early_exit': stage('none'),
   'rollout.carry_cache': False,

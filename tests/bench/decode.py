@@ -25,7 +25,7 @@ import transformers
 
 from jaxrl_llm import models
 from jaxrl_llm.config import loading as configs
-from jaxrl_llm.models import default_model
+from jaxrl_llm.models import decoder, default_model
 from jaxrl_llm.rollout import ring_decode, slot_loop
 from jaxrl_llm.rollout.decode_records import DecodeInputs
 from jaxrl_llm.types import Prompts
@@ -81,7 +81,12 @@ def prefill(model, tokens_BxL) -> float:
   """Seconds to encode 32 prompts in one pass, before the loop: the best of three."""
   index_B, zeros = np.arange(B, dtype=np.int32), np.zeros(B, np.float32)
   prompts = Prompts(tokens_BxL, np.full(B, L, np.int32), index_B, index_B, zeros)
-  fn = jax.jit(lambda p: slot_loop.prefill(model.config, p, prompts, 'float32'))
+
+  @jax.jit
+  def fn(params):
+    cache, last_BxD = slot_loop.prefill(model.config, params, prompts, 'float32')
+    return cache, decoder.head(model.config, params, last_BxD)
+
   times = []
   for _ in range(4):
     began = time.perf_counter()

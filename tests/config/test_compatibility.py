@@ -83,6 +83,7 @@ EXAMPLES: dict[tuple[str, str], tuple[str, ...]] = {
   ('rollout.draft', 'used'): ('rollout.draft.fn=coupled',),
   ('rollout.early_exit', 'not in'): ('rollout.early_exit.fn=repetition',),
   ('rollout.early_exit', 'used'): ('rollout.early_exit.fn=entropy',),
+  ('rollout.length_head', 'used'): ('rollout.length_head.fn=discounted_return',),
   ('rollout.length_schedule', 'not in'): ('rollout.length_schedule.fn=stairs',),
   ('rollout.lockstep', 'in'): ('rollout.lockstep=False',),
   ('rollout.ngram.draft', 'used'): ('rollout.ngram.draft=2',),

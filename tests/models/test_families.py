@@ -873,7 +873,7 @@ def greedy(config, params, tokens_BxL, length_B, T):
   B, L = tokens_BxL.shape
   start = length_B.astype(np.int32)
   prompts = Prompts(tokens_BxL, start, *[np.arange(B, dtype=np.int32)] * 3)
-  prompt_cache, logits = jax.jit(
+  prompt_cache, last = jax.jit(
     lambda params: slot_loop.prefill(config, params, prompts, 'float32')
   )(params)
   own = slot_loop.empty_cache(config, B, [T] * config.layers, 'float32')
@@ -888,7 +888,7 @@ def greedy(config, params, tokens_BxL, length_B, T):
     )  # fmt: skip
     return decoder.head(config, params, hidden[:, 0]), own
 
-  steps = [logits]
+  steps = [decoder.head(config, params, last)]
   for t in range(T - 1):
     logits, own = step(params, steps[-1].argmax(-1)[:, None], t, own)
     steps.append(logits)

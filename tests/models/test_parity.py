@@ -142,7 +142,7 @@ def test_decoding_with_a_cache_equals_the_full_pass_of_transformers(case, tmp_pa
   start, T = np.array([30, 4, 1, 20]), 6
   prompts = Prompts(tokens[:, :32], start.astype(np.int32), *[np.arange(4, dtype=np.int32)] * 3)
   forced = np.random.default_rng(1).integers(0, 97, (4, T)).astype(np.int32)
-  prompt_cache, logits = slot_loop.prefill(config, params, prompts, 'float32')
+  prompt_cache, last = slot_loop.prefill(config, params, prompts, 'float32')
   own = [(jnp.zeros((4, config.kv_heads, T, config.head_dim)),) * 2 for _ in range(config.layers)]
   real = np.arange(32)[None] < start[:, None]
 
@@ -154,7 +154,7 @@ def test_decoding_with_a_cache_equals_the_full_pass_of_transformers(case, tmp_pa
     )  # fmt: skip
     return decoder.head(config, params, hidden[:, 0]), own
 
-  steps = [logits]
+  steps = [decoder.head(config, params, last)]
   for t in range(T - 1):
     logits, own = step(forced[:, t : t + 1], t, own)
     steps.append(logits)

@@ -190,7 +190,8 @@ def teacher_forced(weights, rollout):
   """
   prompts = jax.tree.map(jnp.asarray, make_prompts())
   read = [slot_loop.prefill(MODEL, w, prompts, 'float32') for w in weights]
-  finished = [np.repeat(jax.nn.log_softmax(logits), G, axis=0) for _, logits in read]
+  logits = [decoder.head(MODEL, w, last) for w, (_, last) in zip(weights, read, strict=True)]
+  finished = [np.repeat(jax.nn.log_softmax(x), G, axis=0) for x in logits]
   cache = [(np.zeros((B, 2, T, 8), np.float32),) * 2 for _ in range(MODEL.layers)]
   logp_BxT = np.zeros((B, T), np.float32)
   for j in range(T):

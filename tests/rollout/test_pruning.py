@@ -217,18 +217,16 @@ def test_a_step_trains_the_correctness_head_on_graded_rollouts():
   call = steps.compile_step(p)
   batch = empty_records.empty_batch(p)
   state, rollout, _ = call(state, batch, make_prompts(), None, None, np.int32(T))
-  assert int(state.correctness_head.updates) == 0
+  assert int(state.rollout_head.updates) == 0
   rollout = jax.tree.map(np.asarray, rollout)
   right = (np.arange(P * G) % 2).astype(np.float32)
   batch = batch._replace(prompts=make_prompts(), rollout=rollout, reward_B=right, correct_B=right)
   want = correctness_head.train(
-    jax.device_get(state.correctness_head), rollout.feature_BxF, right, rollout.weight_B, 1e-2
+    jax.device_get(state.rollout_head), rollout.feature_BxF, right, rollout.weight_B, 1e-2
   )
   state, _, _ = call(state, batch, make_prompts(), None, None, np.int32(T))
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state.correctness_head, want
-  )
-  assert int(state.correctness_head.updates) == 1
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state.rollout_head, want)
+  assert int(state.rollout_head.updates) == 1
 
 
 @pytest.mark.parametrize(
