@@ -68,7 +68,7 @@ JUDGED = ('steps', 'pairwise')  # rewards beside the right answer
 JUDGE_TESTS = 'tests/rewards/model_judge/test_rubric.py'
 # Methods of turns play a game, and rows of tests/objective_table.py have a single turn.
 TURNS = dict(
-  at_grpo='tests/objective/test_official.py',
+  at_grpo='tests/objective/test_credit_assignment.py',
   gigpo='tests/objective/test_credit_assignment.py',
   seeupo='tests/learner/test_turn_by_turn.py',
 )

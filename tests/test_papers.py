@@ -66,7 +66,9 @@ def test_methods_of_turns_play_a_game(name):
   own, guess = (loading.load(n) for n in (name, 'guess'))
   assert name in (ROOT / proof(name)).read_text() and own.environment.judge == 'environment'
   own.optimizer.outer = guess.optimizer.outer
-  games = {'data', 'environment', 'prompt_tokens', 'completion_tokens'}
+  # Another game may be longer: scratch.max_tokens and the steps follow.
+  guess.scratch.max_tokens = own.scratch.max_tokens
+  games = {'data', 'environment', 'prompt_tokens', 'completion_tokens', 'steps'}
   assert {field for field in own if own[field] != guess[field]} <= {'objective', *games}
   assert f'--config={name}' in FILES[name].read_text()
 

@@ -164,7 +164,7 @@ def talk():
   return CreditInputs(advantage, mask, group, turn_BxT=turn, turn_reward_BxT=paid, state_BxT=state)
 
 
-def steps_of(g):
+def steps_of(g, discount=0.9):
   """(row, turn, its tokens, return, state) of every turn, by the definition."""
   found = []
   for b in range(len(g.group_B)):
@@ -172,7 +172,7 @@ def steps_of(g):
     where = [np.flatnonzero((g.mask_BxT[b] > 0) & (g.turn_BxT[b] == k)) for k in turns]
     paid = [g.turn_reward_BxT[b][at].sum() for at in where]
     for k, at in zip(turns, where, strict=True):
-      total = sum(0.9 ** (j - k) * paid[j] for j in turns if j >= k)
+      total = sum(discount ** (j - k) * paid[j] for j in turns if j >= k)
       found.append((b, k, at, total, int(g.state_BxT[b, at[0]])))
   return found
 
@@ -200,6 +200,20 @@ def test_gigpo_of_states_that_are_all_distinct_or_of_no_weight_is_grpo():
     credit_assignment.gigpo(g._replace(state_BxT=distinct))[0], row, atol=1e-12
   )
   np.testing.assert_allclose(credit_assignment.gigpo(g, weight=0.0)[0], row, atol=1e-12)
+
+
+@pytest.mark.parametrize('discount', [0.0, 0.9])
+def test_turns_of_at_grpo_are_compared_with_turns_of_the_same_number(discount):
+  g = talk()
+  got, _ = credit_assignment.turn_grouped(g, discount=discount)
+  returns = {(b, k): total for b, k, _, total, _ in steps_of(g, discount)}
+  want = np.zeros_like(g.mask_BxT)
+  for b, k, at, total, _ in steps_of(g, discount):
+    alike = [t for (c, j), t in returns.items() if j == k and g.group_B[c] == g.group_B[b]]
+    if len(alike) > 1:
+      want[b, at] = (total - np.mean(alike)) / (np.std(alike, ddof=1) + 1e-6)
+  np.testing.assert_allclose(got, want, atol=1e-9)
+  assert len({k for _, k in returns}) == 4 and np.ptp(want) > 1
 
 
 def whitened(g, bound=3.0):
