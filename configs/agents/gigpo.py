@@ -1,8 +1,10 @@
 """GiGPO, arXiv:2505.10978: turns from the same state are compared with each other, beside whole episodes; on mazes.
 
 python -m jaxrl_llm.main --config=gigpo
-Numbers: weight 1 and discount 0.95 are from notes on the official code. The game, the character model and its warm
-start on first moves are ours, not tuned. A state is what the maze shows: the position and the open directions.
+Numbers: weight 1, discount 0.95 and the deviation in both terms are those of its author's runs on ALFWorld; other runs
+leave out the deviation (mean_norm: advantage.fn=group_centered, credit_assignment.by_std=False). The game, the
+character model and its warm start on first moves are ours, not tuned. A state is what the maze shows: the position and
+the open directions.
 """
 
 

@@ -143,16 +143,21 @@ def steps(
 
 
 def gigpo(
-  inputs: CreditInputs, *, weight: float = 1.0, discount: float = 0.95, eps: float = 1e-6
+  inputs: CreditInputs,
+  *,
+  weight: float = 1.0,
+  discount: float = 0.95,
+  by_std: bool = True,
+  eps: float = 1e-6,
 ) -> tuple[jax.Array, None]:
   """A_t = A_row + weight·(R_s − mean) / (std + eps), R_s = Σ_{j≥s} discount^{j−s}·r_j, s the turn that t is in.
 
   r_j is the environment's reward of turn j. Mean and unbiased std are over the turns of the group that start from the
-  same state, which is the observation before the turn. A turn alone in its state gets 0, so that with distinct states,
-  or weight = 0, this is GRPO. From notes on the official code, whose standard deviation is assumed to be unbiased;
-  states are compared as exact text. arXiv:2505.10978 (GiGPO).
+  same state, which is the observation before the turn, compared as exact text. A turn alone in its state gets 0, so
+  that with distinct states, or weight = 0, this is GRPO. `by_std` false, with `advantage.fn=group_centered`, is the
+  official code's mean_norm. arXiv:2505.10978 (GiGPO; the tests compare with official code).
   """
-  step_BxT = _turn_advantage(inputs, present(inputs.state_BxT), discount, eps)
+  step_BxT = _turn_advantage(inputs, present(inputs.state_BxT), discount, eps, by_std)
   return (inputs.advantage_Bx1 + weight * step_BxT) * inputs.mask_BxT, None
 
 
@@ -211,16 +216,20 @@ def _by_turn(x_BxT: jax.Array, turn_BxT: jax.Array) -> jax.Array:
 
 
 def _turn_advantage(
-  inputs: CreditInputs, alike_BxT: jax.Array, discount: float, eps: float
+  inputs: CreditInputs, alike_BxT: jax.Array, discount: float, eps: float, by_std: bool = True
 ) -> jax.Array:
-  """(R − mean) / (std + eps) over the turns of a group with equal `alike`, R the discounted sum from a turn on."""
+  """(R − mean) / (std + eps) over the turns of a group with equal `alike`, R the discounted sum from a turn on.
+
+  With `by_std` false it is R − mean.
+  """
   mask_BxT = inputs.mask_BxT
   last_BxT = _turn_ends(mask_BxT, present(inputs.turn_BxT))
   return_BxT = _from_behind(
     lambda total, x, last: jnp.where(last > 0, x + discount * total, total),
     (present(inputs.turn_reward_BxT).astype(mask_BxT.dtype), last_BxT),
   )
-  turn_BxT = _among_alike(return_BxT, alike_BxT, inputs.group_B, last_BxT, eps)
+  off_BxT, std_BxT = _among_alike(return_BxT, alike_BxT, inputs.group_B, last_BxT)
+  turn_BxT = off_BxT / (std_BxT + eps if by_std else 1.0)
   # All tokens of a turn get the value of its last one.
   return _from_behind(lambda later, x, last: jnp.where(last > 0, x, later), (turn_BxT, last_BxT))
 
@@ -247,9 +256,9 @@ def _from_behind(f: Callable[..., jax.Array], columns: Columns) -> jax.Array:
 
 
 def _among_alike(
-  x_BxT: jax.Array, state_BxT: jax.Array, group_B: jax.Array, chosen_BxT: jax.Array, eps: float
-) -> jax.Array:
-  """(x − mean) / (std + eps) among the chosen tokens of a group and state; 0 for a single one and where not chosen."""
+  x_BxT: jax.Array, state_BxT: jax.Array, group_B: jax.Array, chosen_BxT: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """x − mean and std among the chosen tokens of a group and state; 0 where not chosen."""
   shape, chosen = x_BxT.shape, chosen_BxT.ravel()
   keys = chosen <= 0, jnp.broadcast_to(group_B[:, None], shape).ravel(), state_BxT.ravel()
   order = jnp.lexsort(keys[::-1])  # chosen tokens first, equal groups and states adjacent
@@ -264,7 +273,7 @@ def _among_alike(
   n = total(jnp.ones_like(x))
   off = x - total(x) / jnp.maximum(n, 1)
   std = jnp.sqrt(total(off**2) / jnp.maximum(n - 1, 1))
-  return jnp.where((n > 1) & (chosen > 0), off / (std + eps), 0.0).reshape(shape)
+  return jnp.where(chosen > 0, off, 0.0).reshape(shape), std.reshape(shape)
 
 
 def _whitened(x_BxT: jax.Array, mask_BxT: jax.Array, eps: float = 1e-8) -> jax.Array:

@@ -177,14 +177,16 @@ def steps_of(g, discount=0.9):
   return found
 
 
-def test_gigpo_compares_the_turns_of_a_prompt_that_began_from_the_same_state():
+@pytest.mark.parametrize('by_std', [True, False])
+def test_gigpo_compares_the_turns_of_a_prompt_that_began_from_the_same_state(by_std):
   g = talk()
-  got, _ = credit_assignment.gigpo(g, weight=0.7, discount=0.9)
+  got, _ = credit_assignment.gigpo(g, weight=0.7, discount=0.9, by_std=by_std)
   want, alone = np.zeros_like(g.mask_BxT), 0
   for b, _, at, total, state in steps_of(g):
     alike = [t for c, _, _, t, s in steps_of(g) if s == state and g.group_B[c] == g.group_B[b]]
     alone += len(alike) == 1
-    step = (total - np.mean(alike)) / (np.std(alike, ddof=1) + 1e-6) if len(alike) > 1 else 0.0
+    std = np.std(alike, ddof=1) + 1e-6 if by_std and len(alike) > 1 else 1.0
+    step = (total - np.mean(alike)) / std
     want[b, at] = g.advantage_Bx1[b, 0] + 0.7 * step
   np.testing.assert_allclose(got, want, atol=1e-9)
   assert len({s for *_, s in steps_of(g)}) == 4 and np.ptp(np.asarray(got)[g.mask_BxT > 0]) > 1

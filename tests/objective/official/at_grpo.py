@@ -37,7 +37,11 @@ MUTANTS = {
     'jnp.where(last > 0, x, later), (turn_BxT, last_BxT))',
     'jnp.where(last > 0, x, 0 * later), (turn_BxT, last_BxT))',
   ),
-  'biased': (credit_assignment, 'jnp.maximum(n - 1, 1))\n  return', 'jnp.maximum(n, 1))\n  return'),
+  'biased': (
+    credit_assignment,
+    'jnp.maximum(n - 1, 1))\n  return jnp.where',
+    'jnp.maximum(n, 1))\n  return jnp.where',
+  ),
 }
 
 
@@ -46,46 +50,33 @@ def draw(seed):
   data, r = lib.draw(seed), np.random.default_rng(seed + 1)
   data['turn'] = np.minimum(np.cumsum(r.integers(0, 2, data['logp'].shape), axis=1), 2)
   data['turn'] -= data['turn'][:, :1]
-  data['paid'] = np.round(r.normal(size=data['logp'].shape), 4) * turn_ends(data)
+  data['paid'] = np.round(r.normal(size=data['logp'].shape), 4) * lib.turn_ends(data)
   return data
-
-
-def turn_ends(data):
-  """1 at the last token of each turn, [B, T]."""
-  mask_BxT = lib.mask(data)
-  goes_on_BxT = np.zeros_like(mask_BxT)
-  goes_on_BxT[:, :-1] = (data['turn'][:, 1:] == data['turn'][:, :-1]) * mask_BxT[:, 1:]
-  return mask_BxT * (1 - goes_on_BxT)
 
 
 def official(torch, read, data):
   x = lib.tensors(torch, data)
-  turns = [
-    (b, k) for b in range(len(x.mask)) for k in range(int(x.turn[b][x.mask[b] > 0].max()) + 1)
-  ]
-  own_RxT = torch.stack([x.mask[b] * (x.turn[b] == k) for b, k in turns])
-  paid_RxT = torch.stack([x.paid[b] for b, _ in turns]) * own_RxT
-  rollouts = np.flatnonzero(x.exists)
+  of_row, number, own_RxT = lib.turns(torch, x)
+  paid_RxT = x.paid[of_row] * own_RxT
   columns = dict(
-    env_idx=np.array([rollouts[b] for b, _ in turns]),
-    turn_idx=np.array([k for _, k in turns]),
-    agent_idx=np.array([k % AGENTS for _, k in turns]),
+    env_idx=np.flatnonzero(x.exists)[of_row],
+    turn_idx=np.array(number),
+    agent_idx=np.array(number) % AGENTS,
     reward=paid_RxT.sum(1).numpy(),
   )
-  number = lib.method(
+  assign = lib.method(
     read(TRAINER),
     'MultiAgentsPPOTrainer',
     '_assign_consistent_uids',
     print=_quiet,
     colorful_print=_quiet,
   )
-  rows = number(None, _Rows(columns), sample_num=lib.G)
+  rows = assign(None, _Rows(columns), sample_num=lib.G)
   means = lib.functions(read(FUNCTIONAL), verl_core.MEANS, torch=torch)
   names = ('compute_grpo_outcome_advantage', 'compute_policy_loss', 'agg_loss')
   space = dict(torch=torch, verl_F=means, np=np, defaultdict=verl_core.collections.defaultdict)
   code = lib.functions(read(CORE), names, **space)
   a_RxT, _ = code.compute_grpo_outcome_advantage(paid_RxT, own_RxT, rows.non_tensor_batch['uid'])
-  of_row = [b for b, _ in turns]
   loss, *_ = code.compute_policy_loss(x.old[of_row], x.logp[of_row], a_RxT, own_RxT, 0.2)
   return lib.outputs(x, loss, verl_core.without_epsilon(x, 'token-mean'))
 

@@ -119,6 +119,24 @@ def tensors(torch: Any, data: dict) -> types.SimpleNamespace:
   return out
 
 
+def turn_ends(data: dict) -> np.ndarray:
+  """1 at the last token of each turn, [B, T]."""
+  mask_BxT = mask(data)
+  goes_on_BxT = np.zeros_like(mask_BxT)
+  goes_on_BxT[:, :-1] = (data['turn'][:, 1:] == data['turn'][:, :-1]) * mask_BxT[:, 1:]
+  return mask_BxT * (1 - goes_on_BxT)
+
+
+def turns(torch: Any, x: types.SimpleNamespace) -> tuple[list[int], list[int], Any]:
+  """Row and number of each turn, and its tokens [turns, T]: official code has a row for each call of the model."""
+  row, number = [], []
+  for b, (turn_T, mask_T) in enumerate(zip(x.turn, x.mask, strict=True)):
+    count = int(turn_T[mask_T > 0].max()) + 1
+    row, number = row + [b] * count, number + [*range(count)]
+  own_RxT = torch.stack([x.mask[b] * (x.turn[b] == k) for b, k in zip(row, number, strict=True)])
+  return row, number, own_RxT
+
+
 def outputs(x: types.SimpleNamespace, loss: Any, scale: Any = 1.0) -> dict[str, Any]:
   """Loss and gradient [B, T], zero for empty rows.
 
@@ -201,9 +219,9 @@ def batch(data: dict, needs_old: bool) -> Batch:
 
 
 def turns_of(data: dict) -> Turns:
-  """The turns of the data, none from the same state."""
+  """The turns of the data; without `state`, none from the same one."""
   number_BxT = np.where(mask(data) > 0, data['turn'], -1).astype(np.int32)
-  state_BxT = np.arange(number_BxT.size).reshape(number_BxT.shape)
+  state_BxT = data.get('state', np.arange(number_BxT.size).reshape(number_BxT.shape))
   return Turns(number_BxT, data['paid'], state_BxT, np.zeros(len(number_BxT), np.int8))
 
 
