@@ -98,7 +98,8 @@ def test_groups_of_other_runs_are_learned_as_if_the_present_weights_had_sampled_
   want, want_metrics = updated(made(CORRECTED), recorded(fresh_BxT), params)
   blank = recorded(0)._replace(replayed_B=of_others_Bx1[:, 0].astype(np.float32))
   got, metrics = updated(made(changes, replay=shared), blank, params)
-  assert_close(got.params, want.params, 1e-5)
+  # Adam moves weights by 0.02, and magnifies roundings of small gradients.
+  assert_close(got.params, want.params, 1e-4)
   np.testing.assert_allclose(metrics['actor/grad_norm'], want_metrics['actor/grad_norm'], rtol=1e-5)
   _, unlike = updated(made(CORRECTED), recorded(0), params)
   assert abs(unlike['actor/grad_norm'] / metrics['actor/grad_norm'] - 1) > 1e-3
