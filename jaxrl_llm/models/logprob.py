@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.models import decoder, linear
+from jaxrl_llm.models import decoder, exact, linear
 from jaxrl_llm.types import ModelConfig, Params
 
 # From logits [B, C, V] and arrays [B, C] to arrays [B, C].
@@ -41,7 +41,9 @@ def token_logp(
   on may be skipped, and are then 0.
   """
 
-  partition = partition_and_entropy if entropy_gradient else _log_partition
+  partition = exact.partition_and_entropy if config.is_exact else _log_partition
+  if entropy_gradient:
+    partition = partition_and_entropy
 
   def pick(logits_BxCxV, targets_BxC):
     logits_BxCxV = logits_BxCxV / temperature

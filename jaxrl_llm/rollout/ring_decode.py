@@ -192,7 +192,11 @@ def decode(
     if kv and not isinstance(kv, RowStates)
   }
 
+  is_exact = constants.model.is_exact
+
   def visible(slides):
+    if is_exact:  # each slot has its tokens in the order of their columns
+      return (jnp.arange(width.get(slides, 0))[None] <= index_S[:, None])[:, None]
     W, oldest_S = width.get(slides, 0), index_S
     if slides and constants.model.chunked:
       oldest_S = jnp.minimum(index_S, position_Sx1[:, 0] % constants.model.window)
@@ -207,7 +211,7 @@ def decode(
     visible(False),
     shared=slot_loop.prompt_cache_of(constants, prompt_S, in_place=has_kernel),
     cache=state.cache,
-    at=state.column,
+    at=index_S if is_exact else state.column,
     sliding_mask_BxQxS=visible(True),
     dtype=constants.settings.dtype,
     attend=_kernel(constants, state, index_S, prompt_S) if has_kernel else None,

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.models import exact
 from jaxrl_llm.types import Prompts
 
 BLOCK = 256  # vocabulary entries per first-level sum
@@ -78,6 +79,7 @@ def sample(
   temperature: float,
   token_filter: TokenFilter = NO_FILTER,
   greedy_B: jax.Array | None = None,
+  is_exact: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
   """A token from softmax(logits / temperature) by inverse CDF, and its log-probability, both [B].
 
@@ -97,7 +99,10 @@ def sample(
     token_B = _inverse_cdf(block_BxMxK, top_B, sum_BxM, uniform_B)
     if greedy_B is not None:  # division by the temperature may round two logits to the same one
       token_B = jnp.where(greedy_B, _likeliest(given_BxV), token_B)
-  total_B = jnp.log(sum_BxM.sum(-1)) + top_B
+  if is_exact:
+    total_B, _ = exact.partition_and_entropy(logits_BxV)
+  else:
+    total_B = jnp.log(sum_BxM.sum(-1)) + top_B
   return token_B.astype(jnp.int32), _at(logits_BxV, token_B) - total_B
 
 

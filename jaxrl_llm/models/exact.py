@@ -1,0 +1,116 @@
+"""Sums whose bits do not depend on the rows beside a row, or on masked columns between its own (`ModelConfig.is_exact`).
+
+XLA's CPU kernels for products of bfloat16 with sums in float32 add pairs of neighboring columns, one after the other,
+for any number of rows above 1. So a sum over the keys of a row has the same bits wherever they lie, if their order
+is the same, the first of them has an even column, and all columns between have weight 0.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+ALIGNMENT = 2  # columns that a kernel adds at once
+BLOCK = 256  # weights of a vocabulary that are added first
+
+
+def matmul(x: jax.Array, kernel_DxF: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
+  """x[..., D] · kernel → [..., F], rounded once from float32 to `dtype`, by default that of x."""
+  if x.size == x.shape[-1]:  # a product with one row is another kernel
+    return matmul(jnp.concatenate([x, x]), kernel_DxF, dtype)[:1]
+  return jnp.matmul(x, kernel_DxF, preferred_element_type=jnp.float32).astype(dtype or x.dtype)
+
+
+def weigh(
+  weight_BxKxQxRxS: jax.Array, v_BxKxSxd: jax.Array, mask_BxQxS: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Σ weights and Σ weights·v over the keys, in float32, both of weights rounded to the dtype of v.
+
+  The keys of a completion, 2 in a mask of int8, are summed apart from the others. Weights of hidden keys are 0 already,
+  except in a row without a visible key.
+  """
+  spec = 'bkqrs,bksd->bkqrd'
+  if mask_BxQxS.dtype == bool:
+    return weigh_part(weight_BxKxQxRxS, v_BxKxSxd, spec)
+  is_own = (mask_BxQxS == 2)[:, None, :, None]
+  own = weigh_part(jnp.where(is_own, weight_BxKxQxRxS, 0.0), v_BxKxSxd, spec)
+  prompt = weigh_part(jnp.where(is_own, 0.0, weight_BxKxQxRxS), v_BxKxSxd, spec)
+  return own[0] + prompt[0], own[1] + prompt[1]
+
+
+def weigh_part(weight: jax.Array, v: jax.Array, spec: str) -> tuple[jax.Array, jax.Array]:
+  """Σ weights [...] and Σ weights·v, by the einsum `spec`, over the keys of one part."""
+  value = jnp.einsum(spec, weight.astype(v.dtype), v, preferred_element_type=jnp.float32)
+  return _sum_keys(weight, v.dtype.name), value
+
+
+def _sum_keys(weight: jax.Array, dtype: str) -> jax.Array:
+  """Σ over the last axis of weights [..., S] rounded to `dtype`, in the order of their products with values."""
+
+  @jax.custom_jvp
+  def total(weight):
+    # Without the barrier a product with ones may become a sum in another order.
+    ones_Sx2 = jax.lax.optimization_barrier(jnp.ones((weight.shape[-1], 2), dtype))
+    return matmul(weight.astype(dtype), ones_Sx2, jnp.dtype('float32'))[..., 0]
+
+  # The gradient is that of unrounded weights.
+  total.defjvp(lambda primals, tangents: (total(*primals), tangents[0].sum(-1)))
+  return total(weight)
+
+
+def round_factors(x: jax.Array) -> jax.Array:
+  """x rounded to 16 significant bits: its products with bfloat16 are exact, and a compiler may fuse sums of them."""
+  return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=15)
+
+
+class RMSNorm(nnx.RMSNorm):
+  """x·scale / √(mean(x²) + ε) in float32, with a sum over features whose order is fixed, rounded once."""
+
+  def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+    assert mask is None
+    x, scale = x.astype(jnp.float32), self.scale[...].astype(self.dtype).astype(jnp.float32)
+    mean = sum_features(x * x) / x.shape[-1]  # squares of bfloat16 are exact in float32
+    factor = jax.lax.rsqrt(mean + self.epsilon)[..., None]
+    return (x * factor * scale.reshape((1,) * (x.ndim - 1) + (-1,))).astype(self.dtype)
+
+
+@jax.custom_jvp
+def sum_features(x: jax.Array) -> jax.Array:
+  """Σ over the last axis as a tree of additions, whose order no compiler changes."""
+  while (n := x.shape[-1]) > 1 and n % 2 == 0:
+    x = x[..., : n // 2] + x[..., n // 2 :]
+  total = x[..., 0]
+  for i in range(1, x.shape[-1]):
+    total += x[..., i]
+  return total
+
+
+sum_features.defjvp(lambda primals, tangents: (sum_features(*primals), tangents[0].sum(-1)))
+
+
+@jax.custom_jvp
+def partition_and_entropy(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """log Σ e^logit and the entropy in nats over the last axis; the entropy has no gradient."""
+  top = logits.max(-1)
+  shifted = logits - top[..., None]
+  total = sum_features(block_sums(jnp.exp(shifted)))
+  mean = (jnp.exp(shifted) * shifted).sum(-1) / total
+  return top + jnp.log(total), jnp.log(total) - mean
+
+
+@partition_and_entropy.defjvp
+def _partition_jvp(primals, tangents):
+  (logits,), (change,) = primals, tangents
+  total, entropy = partition_and_entropy(logits)
+  slope = (jnp.exp(logits - total[..., None]) * change).sum(-1)
+  return (total, entropy), (slope, jnp.zeros_like(entropy))
+
+
+def block_sums(weight: jax.Array) -> jax.Array:
+  """Σ of each block of `BLOCK` weights [..., V], padded with zeros → [..., M]."""
+  missing = -weight.shape[-1] % BLOCK
+  weight = jnp.pad(weight, [(0, 0)] * (weight.ndim - 1) + [(0, missing)])
+  # Without the barrier each step of the tree would compute the exponentials again.
+  weight = jax.lax.optimization_barrier(weight)
+  return sum_features(weight.reshape(*weight.shape[:-1], -1, BLOCK))
