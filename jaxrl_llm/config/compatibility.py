@@ -12,6 +12,7 @@ import ml_collections
 
 from jaxrl_llm.config import (
   endpoint_settings,
+  exact_agreement,
   quantized_base,
   recurrent_models,
   replayed_groups,
@@ -355,7 +356,7 @@ ROWS: tuple[Row, ...] = (
   *(*_GROUPS, *replayed_groups.ROWS, *teacher_settings.ROWS),
   *_HINTS,
   *_MULTI_TURN,
-  *(*endpoint_settings.ROWS, *BATCHED_TURNS),
+  *(*endpoint_settings.ROWS, *BATCHED_TURNS, *exact_agreement.ROWS),
 )
 
 

@@ -117,12 +117,15 @@ def _compiled(
   """
   # The prompts of a donated batch have no result of their shape to reuse their memory, which jax warns of.
   warnings.filterwarnings('ignore', message='Some donated buffers were not usable')
+  options: dict[str, str | bool] = {**hardware.compiler_options(spec.layout.mesh.devices.flat[0])}
+  if spec.model.config.is_exact:  # else which values are rounded depends on what is fused
+    options['xla_allow_excess_precision'] = False
   compiled = jax.jit(
     run,
     donate_argnums=donated,
     in_shardings=arguments,
     out_shardings=results,
-    compiler_options=hardware.compiler_options(spec.layout.mesh.devices.flat[0]),
+    compiler_options=options,
   )
   if jax.process_count() == 1:
     return compiled

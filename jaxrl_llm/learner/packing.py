@@ -8,10 +8,12 @@ bin, U predicted tokens of a microbatch, F = N·J rows of a microbatch.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+
+Tokens = TypeVar('Tokens', int, float, jax.Array)
 
 
 class PackingSpec(NamedTuple):
@@ -71,8 +73,9 @@ class Layout(NamedTuple):
   is_real_FxT: jax.Array  # bool
 
 
-def _aligned(spec: PackingSpec, tokens: jax.Array) -> jax.Array:
-  return tokens if spec.align == 1 else -(-tokens // spec.align) * spec.align
+def aligned(align: int, tokens: Tokens) -> Tokens:
+  """The next multiple of `align`."""
+  return tokens if align == 1 else -(-tokens // align) * align
 
 
 def make_plan(spec: PackingSpec, rows: Rows) -> Plan:
@@ -88,8 +91,8 @@ def make_plan(spec: PackingSpec, rows: Rows) -> Plan:
   def place(carry, row):
     free_K, predicted_K, count_K, last_bin, last_prompt = carry
     prompt, length = prompt_B[row], rows.length_B[row]
-    tokens = _aligned(spec, rows.encoded_B[row])
-    whole = _aligned(spec, rows.prompt_P[prompt]) + tokens
+    tokens = aligned(spec.align, rows.encoded_B[row])
+    whole = aligned(spec.align, rows.prompt_P[prompt]) + tokens
     has_copy = (prompt == last_prompt) & spec.shares_prompt
     room_K = (count_K < J) & (predicted_K + length <= spec.predicted)
     joins = has_copy & (free_K[last_bin] >= tokens) & room_K[last_bin]
@@ -141,7 +144,7 @@ def lay_out(spec: PackingSpec, rows: Rows, plan: Plan, number: jax.Array, width:
   # A row stands behind the last copy before it.
   copy_NxJ = jax.lax.cummax(jnp.where(copies_NxJ, jnp.arange(J)[None], 0), axis=1)
   copy_start_NxJ = jnp.take_along_axis(start_NxJ, copy_NxJ, axis=1)
-  copied_NxJ = _aligned(spec, tokens_NxJ)
+  copied_NxJ = aligned(spec.align, tokens_NxJ)
   own_NxJ = start_NxJ + jnp.where(copies_NxJ, copied_NxJ, 0)  # where the completion starts
   last_NxJ = copy_start_NxJ + tokens_NxJ - 1  # the prompt's last token
 

@@ -41,6 +41,24 @@ def sampling_dtype(config: Config, dtype: str) -> str:
   return requested
 
 
+def is_exact(config: Config, dtype: str, on_cpu: bool) -> bool:
+  """Whether log-probs of sampling and update have the same bits.
+
+  Raises UserError for an unknown value, and for a type or a device whose products are not known to allow it.
+  """
+  name = config.learner.agreement
+  if name not in ('off', 'exact'):
+    raise UserError(f'config.learner.agreement={name!r} is unknown; choose one of: off, exact.')
+  if name == 'exact' and (dtype != 'bfloat16' or not on_cpu):
+    where = 'CPUs' if on_cpu else 'other devices than CPUs'
+    raise UserError(
+      f"config.learner.agreement='exact' needs products whose bits do not depend on the number of rows; those of "
+      f'{dtype} on {where} are not known to be such. Set --config.dtype=bfloat16 on a CPU, or '
+      '--config.learner.agreement=off.'
+    )
+  return name == 'exact'
+
+
 def check(config: Config, dtype: str, recomputes_old: bool) -> None:
   """Raises UserError where only sampling rounds the weights, and nothing in the objective accounts for it.
 

@@ -257,7 +257,8 @@ def head(
   else:
     kernel, spec = params['head']['kernel'], '...d,dv->...v'
   data, scale = linear.read_kernel(kernel, dtype)
-  logits = jnp.einsum(spec, hidden.astype(dtype), data, preferred_element_type=jnp.float32)
+  product = exact.einsum if config.is_exact else jnp.einsum
+  logits = product(spec, hidden.astype(dtype), data, preferred_element_type=jnp.float32)
   logits = linear.apply_scale(logits, scale)
   logits = logits if config.logit_scale == 1.0 else logits * config.logit_scale
   return attention.capped(logits, config.logit_cap)

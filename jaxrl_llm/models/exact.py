@@ -1,8 +1,9 @@
-"""Sums whose bits do not depend on the rows beside a row, or on masked columns between its own (`ModelConfig.is_exact`).
+"""Sums whose bits depend neither on other rows nor on masked columns between a row's own (`ModelConfig.is_exact`).
 
 XLA's CPU kernels for products of bfloat16 with sums in float32 add pairs of neighboring columns, one after the other,
 for any number of rows above 1. So a sum over the keys of a row has the same bits wherever they lie, if their order
-is the same, the first of them has an even column, and all columns between have weight 0.
+is the same, the first of them has an even column, and all columns between have weight 0. Columns beyond 2,048 are
+summed apart. The compiler must round where the model says so: `xla_allow_excess_precision` is off.
 """
 
 from __future__ import annotations
@@ -11,15 +12,41 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxrl_llm.types import ModelConfig
+
 ALIGNMENT = 2  # columns that a kernel adds at once
+MOST_COLUMNS = 2048  # that a kernel adds one after the other
 BLOCK = 256  # weights of a vocabulary that are added first
+
+
+def inexact_parts(config: ModelConfig) -> tuple[str, ...]:
+  """The fields of a model whose parts sum otherwise, or have not been compared."""
+  unused = dict(
+    experts=0, latent=0, window=0, kv_readers=0, layer_input=0, sinks=False,
+    attention_cap=0.0, logit_cap=0.0, logit_scale=1.0,
+  )  # fmt: skip
+  found = [name for name, value in unused.items() if getattr(config, name) != value]
+  found += ['qk_norm'] if config.qk_norm in ('qkv', 'rotated') else []
+  return (*found, *(['recurrent_layers'] if config.is_recurrent else []))
+
+
+def tempered(logits: jax.Array, temperature: float) -> jax.Array:
+  """Logits / temperature, rounded before anything is subtracted from them."""
+  return logits if temperature == 1 else jax.lax.optimization_barrier(logits / temperature)
+
+
+def einsum(spec: str, x: jax.Array, kernel: jax.Array, **options: jnp.dtype) -> jax.Array:
+  """`jnp.einsum` of rows [..., D] and a kernel; options are its own."""
+  if x.size > x.shape[-1]:
+    return jnp.einsum(spec, x, kernel, **options)
+  # A product with one row is another kernel.
+  return jnp.einsum(spec, jnp.repeat(x[None], 2, 0), kernel, **options)[0]
 
 
 def matmul(x: jax.Array, kernel_DxF: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
   """x[..., D] · kernel → [..., F], rounded once from float32 to `dtype`, by default that of x."""
-  if x.size == x.shape[-1]:  # a product with one row is another kernel
-    return matmul(jnp.concatenate([x, x]), kernel_DxF, dtype)[:1]
-  return jnp.matmul(x, kernel_DxF, preferred_element_type=jnp.float32).astype(dtype or x.dtype)
+  y = einsum('...d,df->...f', x, kernel_DxF, preferred_element_type=jnp.float32)
+  return y.astype(dtype or x.dtype)
 
 
 def weigh(

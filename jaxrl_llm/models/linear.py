@@ -100,7 +100,7 @@ class Dense(nnx.Linear):
     if not hasattr(self, 'a'):
       return y
     a_Dxr, b_rxF = (v[...].astype(self.dtype) for v in (self.a, self.b))
-    return y + product(product(x, a_Dxr), b_rxF)
+    return y + self.product(self.product(x, a_Dxr), b_rxF)
 
 
 class ExactDense(Dense):

@@ -42,11 +42,16 @@ def token_logp(
   """
 
   partition = exact.partition_and_entropy if config.is_exact else _log_partition
-  if entropy_gradient:
+  if entropy_gradient and config.is_exact:
+    partition = lambda x: (exact.partition_and_entropy(x)[0], partition_and_entropy(x)[1])  # noqa: E731
+  elif entropy_gradient:
     partition = partition_and_entropy
 
   def pick(logits_BxCxV, targets_BxC):
-    logits_BxCxV = logits_BxCxV / temperature
+    if config.is_exact:
+      logits_BxCxV = exact.tempered(logits_BxCxV, temperature)
+    else:
+      logits_BxCxV = logits_BxCxV / temperature
     total_BxC, entropy_BxC = partition(logits_BxCxV)
     picked_BxC = jnp.take_along_axis(logits_BxCxV, targets_BxC[..., None], axis=-1)[..., 0]
     logp_BxC = picked_BxC - total_BxC

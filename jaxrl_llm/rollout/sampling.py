@@ -89,7 +89,8 @@ def sample(
   """
   given_BxV = logits_BxV
   if temperature != 0:
-    logits_BxV = filter_logits(logits_BxV / temperature, token_filter)
+    logits_BxV = exact.tempered(logits_BxV, temperature) if is_exact else logits_BxV / temperature
+    logits_BxV = filter_logits(logits_BxV, token_filter)
   block_BxMxK = _in_blocks(logits_BxV)
   top_B = block_BxMxK.max(-1).max(-1)
   sum_BxM = jnp.exp(block_BxMxK - top_B[:, None, None]).sum(-1)
