@@ -8,6 +8,8 @@ summed apart. The compiler must round where the model says so: `xla_allow_excess
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -17,6 +19,14 @@ from jaxrl_llm.types import ModelConfig
 ALIGNMENT = 2  # columns that a kernel adds at once
 MOST_COLUMNS = 2048  # that a kernel adds one after the other
 BLOCK = 256  # weights of a vocabulary that are added first
+
+
+@functools.cache
+def has_exact_products() -> bool:
+  """Whether products of bfloat16 on this device have the same bits for 2 rows as among 128; XLA chooses the kernels."""
+  x = jax.random.normal(jax.random.key(0), (128, 192)).astype(jnp.bfloat16)
+  product = jax.jit(functools.partial(matmul, dtype=jnp.dtype('float32')))
+  return bool((product(x[:2], x.T) == product(x, x.T)[:2]).all())
 
 
 def inexact_parts(config: ModelConfig) -> tuple[str, ...]:
