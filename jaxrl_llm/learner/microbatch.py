@@ -214,6 +214,7 @@ def packed_log_probs(
   top: int = 0,
   entropy_gradient: bool = False,
   collision: bool = False,
+  comparison: logprob.Comparison | None = None,
 ) -> tuple[jax.Array, ...]:
   """Log-probability and entropy [Z, U] of the predicted tokens of a microbatch.
 
@@ -234,6 +235,7 @@ def packed_log_probs(
     used=microbatch.layout.used.max(),
     entropy_gradient=entropy_gradient,
     collision=collision,
+    comparison=comparison,
   )
 
 
