@@ -8,16 +8,13 @@ from jaxrl_llm.models import logprob
 from jaxrl_llm.types import TrainState
 
 
-def comparison(
-  spec: StepSpec, state: TrainState, microbatch: Microbatch
-) -> logprob.Comparison | None:
-  """The divergence of the loss, and the teacher at the predicted tokens; None without such a term.
+def comparison(spec: StepSpec, state: TrainState, microbatch: Microbatch) -> logprob.Comparison:
+  """The divergence of the loss, and the teacher at the predicted tokens.
 
   Hidden states are kept, and logits of both models exist for a chunk of tokens at a time.
   """
   divergence = spec.objective.divergence
-  if divergence is None:
-    return None
+  assert divergence is not None
   own = teacher_spec(spec)
   # The experts of these tokens are the policy's.
   hidden_ZxUxD = packed_hidden_states(own, state.teacher, microbatch._replace(expert_RxSxNxk=None))
