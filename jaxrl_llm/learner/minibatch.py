@@ -26,7 +26,6 @@ from jaxrl_llm.learner.microbatch import (
 from jaxrl_llm.learner.slice_sums import accumulate_sums
 from jaxrl_llm.learner.step_spec import StepSpec, solution_spec, teacher_spec
 from jaxrl_llm.models import logprob
-from jaxrl_llm.objective.token_inputs import present
 from jaxrl_llm.rewards.outcomes import compared
 from jaxrl_llm.types import Batch, Metrics, Params, TrainState
 
@@ -65,10 +64,7 @@ def minibatch_step(
     target = target._replace(entropy_weight_BxT=coef * target.weight_BxT)
   divergence = spec.objective.divergence
   if divergence is not None:
-    target = target._replace(
-      advantage_BxT=divergence.reward_weight * target.advantage_BxT,
-      divergence_weight_BxT=target.weight_BxT,
-    )
+    target = target._replace(advantage_BxT=divergence.reward_weight * target.advantage_BxT)
   if method.reads_minibatch:
     target, minibatch_sums, scale = _prepare(spec, state, batch, target)
   learned_B = learned_rows(spec, batch, target)
@@ -143,8 +139,8 @@ def learned_rows(spec: StepSpec, batch: Batch, target: objective.Targets) -> jax
   inner steps observes the entropy of all rows; an entropy bonus or a divergence from a teacher learns from them.
   """
   real_B = batch.rollout.length_B > 0
-  terms = target.entropy_weight_BxT, target.divergence_weight_BxT
-  if spec.update.inner_steps is not None or any(x is not None for x in terms):
+  terms = spec.update.inner_steps, target.entropy_weight_BxT, spec.objective.divergence
+  if any(term is not None for term in terms):
     return real_B
   if target.c_BxT is not None:
     return real_B & (target.c_BxT != 0).any(1)
@@ -213,7 +209,9 @@ def gradient(
   mesh, rules = spec.layout.mesh, spec.layout.rules
 
   def add(total, microbatch, target):
-    comparison = teacher_divergence.comparison(spec, state, microbatch)
+    comparison = None
+    if spec.objective.divergence is not None:
+      comparison = teacher_divergence.comparison(spec, state, microbatch)
 
     def loss(trained: Gradient):
       weights = policy_weights(spec, state.base, trained.params)
@@ -277,8 +275,7 @@ def microbatch_loss(
   if target.entropy_weight_BxT is not None:
     loss += _weighted_sum(microbatch.to_tokens(target.entropy_weight_BxT), scores[1])
   if divergence_ZxU is not None:
-    weight_ZxU = microbatch.to_tokens(present(target.divergence_weight_BxT))
-    sums['divergence'] = -_weighted_sum(weight_ZxU, divergence_ZxU)
+    sums['divergence'] = -_weighted_sum(microbatch.to_tokens(target.weight_BxT), divergence_ZxU)
     loss += sums['divergence']
   return loss, jax.lax.stop_gradient(sums)
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 from jaxrl_llm.learner.microbatch import Microbatch, packed_hidden_states
 from jaxrl_llm.learner.step_spec import StepSpec, teacher_spec
 from jaxrl_llm.models import logprob
+from jaxrl_llm.objective.token_inputs import present
 from jaxrl_llm.types import TrainState
 
 
-def comparison(
-  spec: StepSpec, state: TrainState, microbatch: Microbatch
-) -> logprob.Comparison | None:
-  """The divergence of the loss, and the teacher at the predicted tokens; None without such a term.
+def comparison(spec: StepSpec, state: TrainState, microbatch: Microbatch) -> logprob.Comparison:
+  """The divergence of the loss, and the teacher at the predicted tokens.
 
   Hidden states are kept, and logits of both models exist for a chunk of tokens at a time.
   """
-  divergence = spec.objective.divergence
-  if divergence is None:
-    return None
+  divergence = present(spec.objective.divergence)
   own = teacher_spec(spec)
   # The experts of these tokens are the policy's.
   hidden_ZxUxD = packed_hidden_states(own, state.teacher, microbatch._replace(expert_RxSxNxk=None))

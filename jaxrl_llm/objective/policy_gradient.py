@@ -94,7 +94,6 @@ class Targets(NamedTuple):
   steps: StepCounts = StepCounts()
   replayed_B: Array | None = None  # 1 for rows without old log-probs; None: all rows have them
   entropy_weight_BxT: jax.Array | None = None  # coefficient of each token's entropy; None: no bonus
-  divergence_weight_BxT: jax.Array | None = None  # of its divergence from a teacher; None: no term
   imitation_B: Array | None = (
     None  # above 0 for rows of the self-imitation term; None: no such term
   )
