@@ -8,6 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from objective_table import METHODS
 
@@ -37,7 +38,8 @@ NUMBERS = (1, 2, 3)
 
 def job(devices=1, mesh=None, remat=False):
   spec = with_method(make(DEEPER, devices, mesh), **METHODS['rlfr'].settings)
-  return spec._replace(update=spec.update._replace(remat=remat))
+  objective = spec.objective._replace(auxiliary_optimizer=optax.sgd(0.1))
+  return spec._replace(update=spec.update._replace(remat=remat), objective=objective)
 
 
 def network(seed=2):
@@ -58,7 +60,7 @@ def latents(batch, params):
   for number in NUMBERS:
     # The first layers alone, without the final norm: its input is what they add up to.
     short = dataclasses.replace(DEEPER, layers=number + 1)
-    first = params | dict(layers=params['layers'][: number + 1])
+    first = params | dict(layers={n: params['layers'][n] for n in range(number + 1)})
     hidden, *_ = decoder.apply(
       short, first, tokens, jnp.broadcast_to(column, tokens.shape), decoder.causal(column < end_Bx1),
       shown=(number,),
@@ -67,7 +69,9 @@ def latents(batch, params):
       short, first, tokens, jnp.broadcast_to(column, tokens.shape), decoder.causal(column < end_Bx1)
     )
     scale = jax.lax.rsqrt((hidden**2).mean(-1, keepdims=True) + DEEPER.norm_eps)
-    np.testing.assert_allclose(hidden * scale * params['norm']['scale'], normed, atol=1e-4)
+    np.testing.assert_allclose(
+      hidden * scale * params['norm']['scale'][None, None], normed, atol=1e-4
+    )
     found.append(pick(hidden))
   identity_BxT = jnp.take_along_axis(
     identity, jnp.clip(start_Bx1 + jnp.arange(T)[None], 0, tokens.shape[1] - 1), 1
@@ -79,7 +83,7 @@ def latents(batch, params):
 def test_deviations_are_those_of_whole_rows(remat):
   """Every token but the last is read; its noise depends on seed, step and token, and on no layout."""
   batch, spec, flow = make_batch(), job(remat=remat), network()
-  state = make_state(spec, weights(0, DEEPER), auxiliary_model=None)
+  state = make_state(spec, weights(0, DEEPER))
   found, identity_BxT = latents(batch, state.params)
   key = jax.random.fold_in(jax.random.key(state.seed), state.step)
   draw = lambda i: jax.random.normal(jax.random.fold_in(key, i), (3 * MODEL.width,))  # noqa: E731
