@@ -49,6 +49,7 @@ WITNESS = dict(
   rorecomp=lambda row: row['replay/rows'] > 0 and row['replay/priority_rows'] > 0,
   gdpo=lambda row: row['critic/score/bare_number'] == 1 / G,
   stepwiser=lambda row: row['critic/score/steps'] == 1 / G,
+  rlfr=lambda row: row['companion/loss'] >= 0,
   gkd=lambda row: abs(row['actor/divergence']) < 1e-4,  # its teacher has the same weights
   gkd_top_k=lambda row: abs(row['actor/divergence']) < 1e-4,
   sdpo=lambda row: row['distillation/solved'] > 0,

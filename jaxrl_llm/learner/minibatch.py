@@ -139,7 +139,7 @@ def learned_rows(spec: StepSpec, batch: Batch, target: objective.Targets) -> jax
   inner steps observes the entropy of all rows; an entropy bonus or a divergence from a teacher learns from them.
   """
   real_B = batch.rollout.length_B > 0
-  terms = target.entropy_weight_BxT, spec.objective.divergence, spec.update.inner_steps
+  terms = spec.update.inner_steps, target.entropy_weight_BxT, spec.objective.divergence
   if any(term is not None for term in terms):
     return real_B
   if target.c_BxT is not None:
@@ -275,8 +275,7 @@ def microbatch_loss(
   if target.entropy_weight_BxT is not None:
     loss += _weighted_sum(microbatch.to_tokens(target.entropy_weight_BxT), scores[1])
   if divergence_ZxU is not None:
-    weight_ZxU = microbatch.to_tokens(target.weight_BxT)
-    sums['divergence'] = -_weighted_sum(weight_ZxU, divergence_ZxU)
+    sums['divergence'] = -_weighted_sum(microbatch.to_tokens(target.weight_BxT), divergence_ZxU)
     loss += sums['divergence']
   return loss, jax.lax.stop_gradient(sums)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxrl_llm.learner.microbatch import Microbatch, packed_hidden_states
 from jaxrl_llm.learner.step_spec import StepSpec, teacher_spec
 from jaxrl_llm.models import logprob
+from jaxrl_llm.objective.token_inputs import present
 from jaxrl_llm.types import TrainState
 
 
@@ -13,8 +14,7 @@ def comparison(spec: StepSpec, state: TrainState, microbatch: Microbatch) -> log
 
   Hidden states are kept, and logits of both models exist for a chunk of tokens at a time.
   """
-  divergence = spec.objective.divergence
-  assert divergence is not None
+  divergence = present(spec.objective.divergence)
   own = teacher_spec(spec)
   # The experts of these tokens are the policy's.
   hidden_ZxUxD = packed_hidden_states(own, state.teacher, microbatch._replace(expert_RxSxNxk=None))
