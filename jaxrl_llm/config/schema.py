@@ -135,6 +135,9 @@ class ObjectiveConfig(Section):
   # a teacher's log-probs instead of rewards: on_policy, or with the reference model as a teacher that reads a solution
   # in the prompt: solved_by_group(prompt_tokens), solved_by_data(prompt_tokens)
   distillation: Stage = stage('none')
+  # distance from a teacher over the vocabulary, a term of the loss beside reward_weight · rewards: forward_kl,
+  # reverse_kl, jensen_shannon(beta); with top_k over its likeliest tokens and a bucket of the others
+  divergence: Stage = stage('none')
   teacher: str = ''  # a model, named as config.model is, with the same vocabulary; '' = none
   # KL penalty toward the reference model, subtracted from rewards: k1, k2, k3, absolute
   reward_kl: Stage = stage('none')

@@ -14,6 +14,7 @@ from jaxrl_llm.learner.lora import LoraSettings
 from jaxrl_llm.learner.optimizer import Schedule
 from jaxrl_llm.learner.packing import PackingSpec
 from jaxrl_llm.objective.activation_noise import Layers
+from jaxrl_llm.objective.divergence import Divergence
 from jaxrl_llm.objective.entropy_bonus import EntropyBonus
 from jaxrl_llm.objective.method_spec import Method
 from jaxrl_llm.objective.reference import Refresh
@@ -90,6 +91,7 @@ class ObjectiveSpec(NamedTuple):
   average_decay: float | None  # of the weights averaged for the old policy; None: no average
   entropy_bonus: EntropyBonus | None = None  # None: no bonus
   refresh: Refresh | None = None  # when the reference model follows the policy; None: never
+  divergence: Divergence | None = None  # from a teacher, a term of the loss; None: no such term
   solution_tokens: int = 0  # of a prompt with a solution, which a teacher reads; 0: there is none
 
 

@@ -34,6 +34,7 @@ _LIKELIHOOD = {
   'objective.kl_aggregation': stage('auto'),
   'objective.lr_scale': stage('none'),
   'objective.distillation': stage('none'),
+  'objective.divergence': stage('none'),
   'objective.sft_loss': stage('none'),
   'objective.teacher': '',
   'objective.aggregation': stage('token_mean'),
