@@ -176,17 +176,17 @@ def eagle(
   """h' = h + W₂·silu(W₁·[h, e] + b), with h and the token's embedding e scaled to unit mean square, `tokens` times.
 
   h is the policy's hidden state after its final norm, and h' goes through the policy's own output matrix. The loss is
-  Σ_k 0.8^(k − 1)·KL(policy ‖ draft k), as in the official code, which the tests compare with; learning rate, bound of
-  the gradient and loss are those of its defaults. Its head is a transformer layer over the whole row that reads three
-  layers of the policy (EAGLE-3); this one has no attention, reads the last layer alone and needs no cache. The
-  official code drafts 7 tokens and trains on each token that it serves; this function trains on `rollouts` completions
-  of each prompt. arXiv:2602.06932 (Aurora), arXiv:2503.01840 (EAGLE-3).
+  Σ_k 0.8^(k − 1)·KL(policy ‖ draft k); loss, learning rate and bound of the gradient are read from the official code,
+  which was not run. Its head is a transformer layer over the whole row that reads three layers of the policy (EAGLE-3);
+  this one has no attention, reads the last layer alone and needs no cache. The official code drafts 7 tokens and trains
+  on each token that it serves; this function trains on `rollouts` completions of each prompt. arXiv:2602.06932
+  (Aurora), arXiv:2503.01840 (EAGLE-3).
 
   The head drafts while 1 + a > `cost`, where a is the mean number of draft tokens accepted of a draft, computed by the
-  update for all its tokens and averaged over steps with weight `memory` for the past. `cost` is the time of a decode
-  iteration with drafts over that of one without. Where reading weights takes the time, it is about 1 + `tokens` ·
-  (output matrix + head) / all weights. Training goes on while the head does not draft. Raises UserError for settings
-  out of range.
+  update for all its tokens and averaged over steps with weight `memory` for the past; drafts beyond the end of a row
+  are not counted, so that short completions accept fewer. `cost` is the time of a decode iteration with drafts over
+  that of one without. Where reading weights takes the time, it is about 1 + `tokens` · (output matrix + head) / all
+  weights. Training goes on while the head does not draft. Raises UserError for settings out of range.
   """
   for name, value in (('tokens', tokens), ('rollouts', rollouts)):
     if value < 1:
