@@ -36,6 +36,7 @@ from jaxrl_llm.objective import activation_noise, divergence, method_spec
 from jaxrl_llm.replay import dynamic_sampling, reuse
 from jaxrl_llm.rewards import length_truncation, majority_vote, verifiers
 from jaxrl_llm.rollout import (
+  draft_head,
   draft_verification,
   early_exit,
   length_head,
@@ -65,6 +66,7 @@ STAGES = {
     )
   },
   'curriculum.hint': hint_rules,
+  'rollout.draft_head': draft_head,
   'rollout.length_head': length_head,
   'rollout.length_schedule': length_schedule,
   'rollout.queue_order': queue_order,

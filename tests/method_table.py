@@ -44,6 +44,7 @@ TESTS = {
   'objective.entropy_bonus': 'tests/learner/test_entropy_bonus.py',
   'objective.reference': 'tests/learner/test_update_methods.py',
   'rollout.pruning': 'tests/rollout/test_pruning.py',
+  'rollout.draft_head': 'tests/rollout/test_draft_head.py',
   'rollout.length_head': 'tests/rollout/test_length_head.py',
   'rollout.stop': 'tests/rollout/test_slot_loop.py',
   'rollout.draft': 'tests/rollout/test_draft_verification.py',

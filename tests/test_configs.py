@@ -39,6 +39,7 @@ WITNESS = dict(
   echo=lambda row: row['generate/tree_forks'] > 0,
   latr=lambda row: row['generate/tree_forks'] > 0,
   spec_rl=lambda row: row['generate/draft_tokens_kept'] > 0,
+  aurora=lambda row: row['draft_head/kl'] > 0,
   lenvm=lambda row: row['length_head/error_tokens'] > row['length_head/constant_error_tokens'] > 0,
   rlep=lambda row: row['replay/rows'] > 0,
   swarm=lambda row: row['replay/rows'] > 0,

@@ -93,6 +93,8 @@ class RolloutConfig(Section):
   windows: int = 1
   test_every: int = 1  # decode iterations between two tests of whether the loop may end
   ngram: NgramConfig = NgramConfig()
+  # drafts tokens from the policy's hidden states, and learns from the rollouts; they change no token: eagle
+  draft_head: Stage = stage('none')
   tree: Stage = stage('none')  # rollouts of a group branch from one another: latr, echo
   # all devices run equally many decode iterations; False: each ends by itself
   lockstep: bool = True

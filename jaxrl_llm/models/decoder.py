@@ -246,6 +246,11 @@ def _inputs_by_layer(
   return jnp.moveaxis(constrained, 2, 0)
 
 
+def embed(params: Params, tokens: Array, dtype: str) -> jax.Array:
+  """The embeddings [..., D] of tokens [...], without the scale that some models apply."""
+  return params['embed']['embedding'][tokens].astype(dtype)
+
+
 @jax.named_scope('head')
 def head(
   config: ModelConfig, params: Params, hidden: jax.Array, dtype: str = 'float32'

@@ -55,6 +55,7 @@ _NO_ROLLOUTS = {
   'curriculum.allocation': stage('equal'),
   'rollout.pruning': stage('none'),
   'rollout.length_head': stage('none'),
+  'rollout.draft_head': stage('none'),
   'rollout.tree': stage('none'),
   'rollout.early_exit': stage('none'),
   'rollout.carry_cache': False,

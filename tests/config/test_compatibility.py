@@ -92,6 +92,7 @@ EXAMPLES: dict[tuple[str, str], tuple[str, ...]] = {
   ('rollout.draft', 'used'): ('rollout.draft.fn=coupled',),
   ('rollout.early_exit', 'not in'): ('rollout.early_exit.fn=repetition',),
   ('rollout.early_exit', 'used'): ('rollout.early_exit.fn=entropy',),
+  ('rollout.draft_head', 'used'): ('rollout.draft_head.fn=eagle',),
   ('rollout.length_head', 'used'): ('rollout.length_head.fn=discounted_return',),
   ('rollout.length_schedule', 'not in'): ('rollout.length_schedule.fn=stairs',),
   ('rollout.lockstep', 'in'): ('rollout.lockstep=False',),
