@@ -168,7 +168,7 @@ class TrainState(NamedTuple):
   skipped: Array  # int32, consecutive updates skipped for a non-finite gradient
   # int32, keys all noise; an argument of the program, so that other seeds need no new one
   seed: Array
-  rollout_head: Params = None  # reads features of rollouts: correctness head or length head
+  rollout_head: Params = None  # correctness head, length head or draft head, trained on rollouts
   # float32 weights at the start, for methods with a reference model; with LoRA `base` is the reference
   reference: Params = None
   carried: tuple = ()  # carried_kv.Carried of unfinished rows, oldest first; () = encoded again

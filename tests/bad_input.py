@@ -32,10 +32,11 @@ from jaxrl_llm.curriculum import (
 )
 from jaxrl_llm.learner import inner_steps
 from jaxrl_llm.models import decoder
-from jaxrl_llm.objective import activation_noise, method_spec
+from jaxrl_llm.objective import activation_noise, divergence, method_spec
 from jaxrl_llm.replay import dynamic_sampling, reuse
 from jaxrl_llm.rewards import length_truncation, majority_vote, verifiers
 from jaxrl_llm.rollout import (
+  draft_head,
   draft_verification,
   early_exit,
   length_head,
@@ -56,6 +57,7 @@ SETTINGS = dict(
 STAGES = {
   **{f'objective.{stage}': module for stage, module in method_spec.STAGES.items()},
   'objective.activation_noise': activation_noise,
+  'objective.divergence': divergence,
   **{
     f'curriculum.{module.__name__.rpartition(".")[2]}': module
     for module in (
@@ -64,6 +66,7 @@ STAGES = {
     )
   },
   'curriculum.hint': hint_rules,
+  'rollout.draft_head': draft_head,
   'rollout.length_head': length_head,
   'rollout.length_schedule': length_schedule,
   'rollout.queue_order': queue_order,

@@ -69,6 +69,7 @@ def data(seed=0, drift=0.3, mismatch=0.2):
     group=np.arange(B) // G,
     values=r.normal(size=(B, T)),
     process=0.3 * r.normal(size=(B, T)),
+    deviation=np.random.default_rng((seed, 6)).uniform(0, 2, (B, T)),
     age=r.integers(1, 5, (B, T)),
     moved=np.ones((B, T), int),
     step=np.full(B, 64),
@@ -276,6 +277,18 @@ def oprl(d):
   total = (d.process * d.mask).sum(1)
   step = by_group(lambda s, n: (s - s.mean()) / (s.std(ddof=1) + 1e-6))
   return (gz(d) + 0.7 * step(types.SimpleNamespace(reward=total, length=d.length))) * d.mask
+
+
+def rlfr(d):
+  out = np.zeros(d.mask.shape)
+  for b, n in enumerate(d.length):
+    read = d.deviation[b, : n - 1]
+    share = (read - read.min()) / np.ptp(read) if n > 2 else 0 * read
+    largest = sorted(share, reverse=True)[:2]
+    counted = [s if s > 0.4 and s in largest else 0.0 for s in share]
+    for t in range(n):
+      out[b, t] = gz(d)[b, 0] - 0.3 * sum(counted[t:])
+  return out
 
 
 def raw(d):
@@ -790,6 +803,14 @@ METHODS = {
       aggregation='token_mean',
     ),
     ppo(adv=prime, agg=tok),
+  ),
+  'rlfr': Row(
+    dict(
+      credit_assignment=dict(fn='flow', coef=0.3, threshold=0.4, top=2),
+      auxiliary_model='flow',
+      trust_region=dict(fn='dual_clip', most=3.0),
+    ),
+    ppo(adv=rlfr, dual=3.0),
   ),
   'oprl': Row(
     dict(credit_assignment=dict(fn='steps', weight=0.7), auxiliary_model='preference'),

@@ -39,6 +39,7 @@ WITNESS = dict(
   echo=lambda row: row['generate/tree_forks'] > 0,
   latr=lambda row: row['generate/tree_forks'] > 0,
   spec_rl=lambda row: row['generate/draft_tokens_kept'] > 0,
+  aurora=lambda row: row['draft_head/kl'] > 0,
   lenvm=lambda row: row['length_head/error_tokens'] > row['length_head/constant_error_tokens'] > 0,
   rlep=lambda row: row['replay/rows'] > 0,
   swarm=lambda row: row['replay/rows'] > 0,
@@ -49,6 +50,9 @@ WITNESS = dict(
   rorecomp=lambda row: row['replay/rows'] > 0 and row['replay/priority_rows'] > 0,
   gdpo=lambda row: row['critic/score/bare_number'] == 1 / G,
   stepwiser=lambda row: row['critic/score/steps'] == 1 / G,
+  rlfr=lambda row: row['companion/loss'] >= 0,
+  gkd=lambda row: abs(row['actor/divergence']) < 1e-4,  # its teacher has the same weights
+  gkd_top_k=lambda row: abs(row['actor/divergence']) < 1e-4,
   sdpo=lambda row: row['distillation/solved'] > 0,
   opsd=lambda row: row['distillation/solved'] > 0,
   openrs=lambda row: row['critic/score/pairwise'] == row['critic/score/bare_number'] == 1 / G,
@@ -287,7 +291,8 @@ def check_state(method, spec: StepSpec, before, after) -> None:
   assert spec.rollout.greedy_first == method.needs_greedy
   assert (after.reference is None) == (not method.needs_reference)
   assert (after.average is None) == (not method.needs_average)
-  assert (after.teacher is None) == (not method.needs_teacher)
+  distills = method.needs_teacher or spec.objective.divergence is not None
+  assert (after.teacher is None) == (not distills)
   assert (after.base is None) == (spec.model.lora is None)
   assert (after.auxiliary_model is None) == (method.auxiliary_model is None)
 

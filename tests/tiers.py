@@ -107,6 +107,7 @@ PATHS = {
   'rewards/test_pool.py': 'process',
   'rewards/test_torture.py': 'slow',
   'rollout/test_carried_kv.py': 'slow',
+  'rollout/test_draft_head.py::test_a_resumed_run_equals_an_uninterrupted_one': 'process',
   'rollout/test_draft_verification.py': 'slow',
   'rollout/test_early_exit.py': 'slow',
   'rollout/test_halvings.py': 'slow',

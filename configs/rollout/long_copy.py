@@ -2,9 +2,9 @@
 
 python -m jaxrl_llm.main --config=long_copy
 Four ranges of lengths, so that the curriculum has some between those that the warm start teaches and those that it does
-not. The cache grows with the longest row, and the update packs rows by their own length. Whether time then follows the
-tokens that occur is for tests/bench/long_job.py to measure; it has no figures yet. Numbers: ours, a starting point, not
-tuned; the accuracy that it reaches has not been measured.
+not. The cache grows with the longest row, and the update packs rows by their own length: time follows the tokens that
+occur (tests/bench/results/long_job.md). Numbers: ours, a starting point, not tuned; the accuracy that it reaches has
+not been measured.
 """
 
 

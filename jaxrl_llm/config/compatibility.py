@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import ml_collections
 
 from jaxrl_llm.config import (
+  draft_heads,
   endpoint_settings,
   exact_agreement,
   quantized_base,
@@ -350,7 +351,7 @@ _MULTI_TURN = (
 
 ROWS: tuple[Row, ...] = (
   *_ROLLOUT,
-  *(*recurrent_models.ROWS, *quantized_base.ROWS),
+  *(*recurrent_models.ROWS, *quantized_base.ROWS, *draft_heads.ROWS),
   *_LEARNER,
   *_WEIGHTS,
   *(*_GROUPS, *replayed_groups.ROWS, *teacher_settings.ROWS),

@@ -95,6 +95,8 @@ class RolloutConfig(Section):
   windows: int = 1
   test_every: int = 1  # decode iterations between two tests of whether the loop may end
   ngram: NgramConfig = NgramConfig()
+  # drafts tokens from the policy's hidden states, and learns from the rollouts; they change no token: eagle
+  draft_head: Stage = stage('none')
   tree: Stage = stage('none')  # rollouts of a group branch from one another: latr, echo
   # all devices run equally many decode iterations; False: each ends by itself
   lockstep: bool = True
@@ -135,6 +137,9 @@ class ObjectiveConfig(Section):
   # a teacher's log-probs instead of rewards: on_policy, or with the reference model as a teacher that reads a solution
   # in the prompt: solved_by_group(prompt_tokens), solved_by_data(prompt_tokens)
   distillation: Stage = stage('none')
+  # distance from a teacher over the vocabulary, a term of the loss beside reward_weight · rewards: forward_kl,
+  # reverse_kl, jensen_shannon(beta); with top_k over its likeliest tokens and a bucket of the others
+  divergence: Stage = stage('none')
   teacher: str = ''  # a model, named as config.model is, with the same vocabulary; '' = none
   # KL penalty toward the reference model, subtracted from rewards: k1, k2, k3, absolute
   reward_kl: Stage = stage('none')

@@ -6,6 +6,7 @@ from jaxrl_llm.config.conditions import Condition, Row
 
 _SOLVED = Condition('objective.distillation', 'needs', 'solution', 'that reads a solution')
 _REMEDY = 'set its fn to none, or --config.objective.distillation.fn=none'
+_DIVERGENCE = Condition('objective.divergence')
 ROWS = (
   Row(
     Condition('objective.distillation', 'needs', 'teacher', 'by another model'),
@@ -18,6 +19,19 @@ ROWS = (
     Condition('objective.distillation', 'in', ('none', 'solved_by_group', 'solved_by_data')),
     'nothing uses the teacher',
     'set --config.objective.distillation.fn=on_policy, or leave the teacher empty',
+    also=(Condition('objective.divergence', 'in', ('none',)),),
+  ),
+  Row(
+    _DIVERGENCE,
+    Condition('objective.teacher', 'in', ('',)),
+    'a divergence needs a teacher',
+    'set --config.objective.teacher to a model, named as config.model is',
+  ),
+  Row(
+    _DIVERGENCE,
+    Condition('objective.distillation'),
+    'the policy would learn from a teacher by its sampled tokens and by the vocabulary',
+    'set --config.objective.distillation.fn=none, or --config.objective.divergence.fn=none',
   ),
   Row(
     Condition('objective.distillation', 'in', ('solved_by_group',)),

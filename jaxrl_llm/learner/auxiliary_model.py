@@ -1,4 +1,4 @@
-"""The auxiliary model beside the policy: it starts as a copy, gives a number for each token, and is trained."""
+"""The auxiliary model beside the policy: a copy of it, or a flow of its latents, with a number for each token."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm import objective
+from jaxrl_llm.learner.flow_deviation import deviations
 from jaxrl_llm.learner.microbatch import (
   Microbatch,
   accumulate,
@@ -22,6 +23,7 @@ from jaxrl_llm.learner.microbatch import (
 )
 from jaxrl_llm.learner.slice_sums import accumulate_sums
 from jaxrl_llm.learner.step_spec import StepSpec
+from jaxrl_llm.models import flow_head
 from jaxrl_llm.objective.auxiliary_loss import AuxiliaryModel, AuxiliaryTargets
 from jaxrl_llm.objective.token_inputs import batch_mean
 from jaxrl_llm.types import Batch, Metrics, Params, TrainState
@@ -30,14 +32,18 @@ from jaxrl_llm.types import Batch, Metrics, Params, TrainState
 class State(NamedTuple):
   """The part of an auxiliary model that outlives a step."""
 
-  params: Params  # {'decoder': …}, and for a critic {'value': {'kernel': [D], 'bias': []}}
+  # {'decoder': …}, and for a critic {'value': {'kernel': [D], 'bias': []}}; of a flow {'flow': …} alone
+  params: Params
   opt_state: optax.OptState
 
 
 def init(spec: StepSpec, params: Params) -> State:
-  """A copy of the policy, for a critic with a head of zeros."""
+  """A copy of the policy, for a critic with a head of zeros; or a flow's network."""
   auxiliary, optimizer = _auxiliary(spec), spec.objective.auxiliary_optimizer
   assert optimizer is not None
+  if auxiliary.flow is not None:
+    weights = dict(flow=flow_head.init(spec.model.config.width, auxiliary.flow.depth, spec.seed))
+    return State(weights, optimizer.init(weights))
   weights = dict(decoder=jax.tree.map(jnp.copy, params))
   if auxiliary.signal_kind == 'values':
     weights['value'] = dict(kernel=jnp.zeros(spec.model.config.width), bias=jnp.zeros(()))
@@ -47,7 +53,7 @@ def init(spec: StepSpec, params: Params) -> State:
 def run(spec: StepSpec, state: TrainState, minibatches: Batch) -> tuple[State, jax.Array, Metrics]:
   """Trains on every minibatch [U, …] once → (state, signal [U, B, T] for credit assignment, metrics [U]).
 
-  The signal of a critic is computed before it is trained on any of them, that of other models after.
+  The signal of a critic or a flow is computed before it is trained on any of them, that of other models after.
   arXiv:1707.06347 (PPO), arXiv:2502.01456 (PRIME).
   """
   auxiliary = _auxiliary(spec)
@@ -56,20 +62,24 @@ def run(spec: StepSpec, state: TrainState, minibatches: Batch) -> tuple[State, j
   def signals(params):
     def signal(minibatch):
       batch = by_row(minibatch[0])
-      return auxiliary.signal(outputs(spec, params, batch), _targets(spec, batch, minibatch[1]))
+      output_BxT = outputs(spec, state, params, batch)
+      return auxiliary.signal(output_BxT, _targets(spec, batch, minibatch[1]))
 
     return jax.lax.map(signal, (minibatches, base))
 
   def train(start, old_values):
     def train_minibatch(current, minibatch):
       batch = by_row(minibatch[0])
-      return _train_minibatch(spec, current, batch, _targets(spec, batch, *minibatch[1:]))
+      return _train_minibatch(spec, state, current, batch, _targets(spec, batch, *minibatch[1:]))
 
     return jax.lax.scan(train_minibatch, start, (minibatches, base, old_values))
 
-  if auxiliary.signal_kind == 'values':
+  if auxiliary.signal_is_first:
     signal = signals(state.auxiliary_model.params)
-    trained, metrics = train(state.auxiliary_model, signal)
+    is_critic = auxiliary.signal_kind == 'values'
+    trained, metrics = train(state.auxiliary_model, signal if is_critic else None)
+    if auxiliary.flow is not None:
+      signal = jnp.where(state.step >= auxiliary.flow.after, signal, 0.0)
   else:
     trained, metrics = train(state.auxiliary_model, None)
     signal = signals(trained.params)
@@ -81,16 +91,20 @@ def _auxiliary(spec: StepSpec) -> AuxiliaryModel:
   return spec.objective.method.auxiliary_model
 
 
-def outputs(spec: StepSpec, params: Params, batch: Batch) -> jax.Array:
-  """Values, or log-probabilities, [B, T] of a minibatch, by microbatch and without a gradient."""
+def outputs(spec: StepSpec, state: TrainState, params: Params, batch: Batch) -> jax.Array:
+  """Values, log-probabilities or deviations [B, T] of a minibatch, by microbatch and without a gradient."""
   params = jax.lax.stop_gradient(params)
   packed = pack(spec, batch).without_routes()
-  return packed_scores(spec, packed, lambda microbatch: (_output(spec, params, microbatch),))[0]
+  score = lambda microbatch: (_output(spec, state, params, microbatch),)  # noqa: E731
+  return packed_scores(spec, packed, score)[0]
 
 
-def _output(spec: StepSpec, params: Params, microbatch: Microbatch) -> jax.Array:
-  """Values, or log-probabilities, [Z, U] of the predicted tokens."""
-  if _auxiliary(spec).signal_kind == 'process':
+def _output(spec: StepSpec, state: TrainState, params: Params, microbatch: Microbatch) -> jax.Array:
+  """Values, log-probabilities or deviations [Z, U] of the predicted tokens."""
+  auxiliary = _auxiliary(spec)
+  if auxiliary.flow is not None:
+    return deviations(spec, auxiliary.flow, state, params['flow'], microbatch)
+  if auxiliary.signal_kind == 'process':
     return packed_log_probs(spec, params['decoder'], microbatch)[0]
   hidden_ZxUxD = packed_hidden_states(spec, params['decoder'], microbatch).astype(jnp.float32)
   return hidden_ZxUxD @ params['value']['kernel'] + params['value']['bias']
@@ -132,18 +146,18 @@ def _targets(
 
 
 def _train_minibatch(
-  spec: StepSpec, current: State, batch: Batch, targets: AuxiliaryTargets
+  spec: StepSpec, state: TrainState, current: State, batch: Batch, targets: AuxiliaryTargets
 ) -> tuple[State, Metrics]:
   """One optimizer step on the gradient summed over microbatches; skipped where that is not finite."""
   auxiliary, group = _auxiliary(spec), spec.layout.group
   minibatch_sums = {}
   if auxiliary.compares_rows:
     slope = jax.grad(auxiliary.loss, has_aux=True)
-    c_BxT, minibatch_sums = slope(outputs(spec, current.params, batch), targets, group)
+    c_BxT, minibatch_sums = slope(outputs(spec, state, current.params, batch), targets, group)
     targets = targets._replace(c_BxT=c_BxT)
 
   def microbatch_loss(params, microbatch, targets):
-    output_BxT = microbatch.to_rows(_output(spec, params, microbatch))
+    output_BxT = microbatch.to_rows(_output(spec, state, params, microbatch))
     if targets.c_BxT is None:
       return auxiliary.loss(output_BxT, targets, group)
     return jnp.where(targets.mask_BxT > 0, targets.c_BxT * output_BxT, 0.0).sum(), {}

@@ -14,9 +14,17 @@ from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.learner.verify_drafts import verify_drafts
 from jaxrl_llm.models import linear, shared_prompt_forward
 from jaxrl_llm.objective import record_checks
-from jaxrl_llm.rollout import carried_kv, ngram_drafts, pruned_decode, ring_decode, tree_decode
-from jaxrl_llm.rollout.decode_records import CarriedKV, DecodeInputs
-from jaxrl_llm.types import Metrics, Params, Prompts, Rollout, TrainState, UserError
+from jaxrl_llm.rollout import (
+  carried_kv,
+  draft_decode,
+  ngram_drafts,
+  pruned_decode,
+  ring_decode,
+  tree_decode,
+)
+from jaxrl_llm.rollout.decode_records import CarriedKV, DecodeInputs, DecodeSettings
+from jaxrl_llm.rollout.draft_head import DraftHead, DraftHeadState
+from jaxrl_llm.types import Metrics, ModelConfig, Params, Prompts, Rollout, TrainState, UserError
 
 
 @jax.named_scope('generate')
@@ -186,12 +194,30 @@ def _decode(
       model, settings, inputs, spec.rollout.drafts.ngram
     )
     counts = {f'ngram_{k}': v for k, v in drafts._asdict().items()}
+  elif spec.rollout.drafts.head is not None:
+    rollout, iterations, drafts = _decode_with_head(
+      model, settings, inputs, spec.rollout.drafts.head, head
+    )
+    counts = {f'draft_head_{k}': v for k, v in drafts._asdict().items()}
   elif inputs.carried is not None:
     rollout, iterations, new_cache = ring_decode.resume(model, settings, inputs)
     counts = dict(carried_tokens=inputs.carried.cached_B.sum())
   else:
     rollout, iterations = ring_decode.generate(model, settings, inputs)
   return rollout, iterations, new_cache, counts | dict(tokens=rollout.length_B.sum() - begun_tokens)
+
+
+def _decode_with_head(
+  model: ModelConfig,
+  settings: DecodeSettings,
+  inputs: DecodeInputs,
+  head: DraftHead,
+  state: DraftHeadState,
+) -> tuple[Rollout, jax.Array, draft_decode.DraftCounts]:
+  """With drafts while they are expected to save time; both loops are compiled, and sample the same tokens."""
+  drafted = lambda: draft_decode.generate(model, settings, inputs, head.drafter(state))  # noqa: E731
+  plain = lambda: (*ring_decode.generate(model, settings, inputs), draft_decode.no_drafts())  # noqa: E731
+  return jax.lax.cond(head.proposes(state), drafted, plain)
 
 
 def _noise_steps(prompts: Prompts, rollout: Rollout, begun: Rollout | None) -> jax.Array:

@@ -214,6 +214,7 @@ def packed_log_probs(
   top: int = 0,
   entropy_gradient: bool = False,
   collision: bool = False,
+  comparison: logprob.Comparison | None = None,
 ) -> tuple[jax.Array, ...]:
   """Log-probability and entropy [Z, U] of the predicted tokens of a microbatch.
 
@@ -234,6 +235,7 @@ def packed_log_probs(
     used=microbatch.layout.used.max(),
     entropy_gradient=entropy_gradient,
     collision=collision,
+    comparison=comparison,
   )
 
 
@@ -242,8 +244,9 @@ def packed_hidden_states(
   params: Params,
   microbatch: Microbatch,
   noise: tuple[jax.Array, jax.Array] | None = None,
+  shown: tuple[int, ...] = (),
 ) -> jax.Array:
-  """The hidden state [Z, U, D] that predicts each predicted token."""
+  """The hidden state [Z, U, D] that predicts each predicted token, or outputs of the layers `shown` side by side."""
   layout, tokens_RxS = microbatch.layout, microbatch.tokens_RxS
   copy_RxS, part_RxS = _merge(layout.copy_NxS), _merge(layout.part_NxS)
   attend = spec.update.attention
@@ -261,6 +264,7 @@ def packed_hidden_states(
     gather=sharding.layer_gather(spec.layout.mesh, spec.layout.rules),
     expert_BxQxNxk=microbatch.expert_RxSxNxk,
     attend=attend,
+    shown=shown,
   )
   Z, D = microbatch.target_ZxU.shape[0], hidden_RxSxD.shape[-1]
   hidden_ZxNSxD = hidden_RxSxD.reshape(Z, -1, D)
@@ -316,10 +320,8 @@ def all_log_probs(
 ) -> tuple[jax.Array, ...]:
   """`packed_log_probs` of all planned rows, each result [B, T], without a gradient."""
   params = jax.lax.stop_gradient(params)
-
-  def score(microbatch: Microbatch) -> tuple[jax.Array, ...]:
-    return packed_log_probs(spec, params, microbatch, noise, top, collision=collision)
-
+  keywords = dict(noise=noise, top=top, collision=collision)
+  score = functools.partial(packed_log_probs, spec, params, **keywords)
   return packed_scores(spec, packed, score)
 
 

@@ -11,7 +11,7 @@ import optax
 
 from jaxrl_llm import objective
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner import demonstration_loss
+from jaxrl_llm.learner import demonstration_loss, teacher_divergence
 from jaxrl_llm.learner.microbatch import (
   Microbatch,
   PackedBatch,
@@ -25,6 +25,7 @@ from jaxrl_llm.learner.microbatch import (
 )
 from jaxrl_llm.learner.slice_sums import accumulate_sums
 from jaxrl_llm.learner.step_spec import StepSpec, solution_spec, teacher_spec
+from jaxrl_llm.models import logprob
 from jaxrl_llm.rewards.outcomes import compared
 from jaxrl_llm.types import Batch, Metrics, Params, TrainState
 
@@ -61,6 +62,9 @@ def minibatch_step(
   if bonus is not None:
     coef = bonus.coefficient(state.entropy_bonus)
     target = target._replace(entropy_weight_BxT=coef * target.weight_BxT)
+  divergence = spec.objective.divergence
+  if divergence is not None:
+    target = target._replace(advantage_BxT=divergence.reward_weight * target.advantage_BxT)
   if method.reads_minibatch:
     target, minibatch_sums, scale = _prepare(spec, state, batch, target)
   learned_B = learned_rows(spec, batch, target)
@@ -86,6 +90,8 @@ def minibatch_step(
   )
   metrics = _metrics(spec, state, batch, target, learned_B, sums, norm) | demo_metrics
   metrics['actor/update_norm'] = update_norm
+  if divergence is not None:
+    metrics['actor/divergence'] = sums['divergence']
   if method.batch_stages.reward_kl is not None:
     metrics['critic/reward_kl'] = objective.mean_reward_penalty(method, batch, target)
   if scale is not None:
@@ -130,10 +136,11 @@ def learned_rows(spec: StepSpec, batch: Batch, target: objective.Targets) -> jax
   """Rows whose coefficients may differ from 0: bool [B].
 
   An advantage of 0 gives a coefficient of 0 unless the method has a KL penalty or changes advantages later. A loop of
-  inner steps observes the entropy of all rows, and an entropy bonus learns from it.
+  inner steps observes the entropy of all rows; an entropy bonus or a divergence from a teacher learns from them.
   """
   real_B = batch.rollout.length_B > 0
-  if spec.update.inner_steps is not None or target.entropy_weight_BxT is not None:
+  terms = spec.update.inner_steps, target.entropy_weight_BxT, spec.objective.divergence
+  if any(term is not None for term in terms):
     return real_B
   if target.c_BxT is not None:
     return real_B & (target.c_BxT != 0).any(1)
@@ -202,11 +209,14 @@ def gradient(
   mesh, rules = spec.layout.mesh, spec.layout.rules
 
   def add(total, microbatch, target):
+    comparison = None
+    if spec.objective.divergence is not None:
+      comparison = teacher_divergence.comparison(spec, state, microbatch)
 
     def loss(trained: Gradient):
       weights = policy_weights(spec, state.base, trained.params)
       noise = _noise(spec, state, trained.log_sigma_L)
-      return microbatch_loss(spec, weights, microbatch, target, noise)
+      return microbatch_loss(spec, weights, microbatch, target, noise, comparison)
 
     grads, sums = jax.grad(loss, has_aux=True)(trained)
     summed = {
@@ -216,7 +226,8 @@ def gradient(
 
   zeros = sharding.keep_layout(jax.tree.map(jnp.zeros_like, trained), mesh, rules)
   over_rows = accumulate_sums if spec.layout.slices > 1 else accumulate
-  return over_rows(spec, packed, target, add, (zeros, {k: jnp.float32(0) for k in _SUMS}))
+  names = _SUMS if spec.objective.divergence is None else (*_SUMS, 'divergence')
+  return over_rows(spec, packed, target, add, (zeros, {k: jnp.float32(0) for k in names}))
 
 
 def microbatch_loss(
@@ -225,6 +236,7 @@ def microbatch_loss(
   microbatch: Microbatch,
   target: objective.Targets,
   noise: tuple[jax.Array, jax.Array] | None = None,
+  comparison: logprob.Comparison | None = None,
 ) -> tuple[jax.Array, Metrics]:
   """−Σ c·log π of a microbatch, with every denominator inside c, and sums for the metrics.
 
@@ -233,7 +245,12 @@ def microbatch_loss(
   method = spec.objective.method
   top = 0 if target.c_BxT is not None else _confidence_top_k(method)
   has_bonus = target.entropy_weight_BxT is not None
-  scores = packed_log_probs(spec, params, microbatch, noise, top, entropy_gradient=has_bonus)
+  scores = packed_log_probs(
+    spec, params, microbatch, noise, top, entropy_gradient=has_bonus, comparison=comparison
+  )
+  divergence_ZxU = None
+  if comparison is not None:
+    *scores, divergence_ZxU = scores
   frozen = jax.lax.stop_gradient(scores)
   logp_BxT, entropy_BxT, *others = map(microbatch.to_rows, frozen)
   if target.c_BxT is None:
@@ -257,6 +274,9 @@ def microbatch_loss(
   loss = _weighted_sum(microbatch.to_tokens(c_BxT), scores[0])
   if target.entropy_weight_BxT is not None:
     loss += _weighted_sum(microbatch.to_tokens(target.entropy_weight_BxT), scores[1])
+  if divergence_ZxU is not None:
+    sums['divergence'] = -_weighted_sum(microbatch.to_tokens(target.weight_BxT), divergence_ZxU)
+    loss += sums['divergence']
   return loss, jax.lax.stop_gradient(sums)
 
 

@@ -13,6 +13,7 @@ from jaxrl_llm.config.stages import active, pick
 from jaxrl_llm.learner import attention_kernels
 from jaxrl_llm.learner.step_spec import DraftSpec, ModelSpec, RolloutSpec
 from jaxrl_llm.rollout import (
+  draft_head,
   draft_verification,
   early_exit,
   length_head,
@@ -93,10 +94,21 @@ def _decode(
 
 def _drafts(config: Config) -> DraftSpec:
   verify, ngram = config.rollout.draft, config.rollout.ngram
+  head = pick(draft_head, config.rollout.draft_head, 'rollout.draft_head')()
+  if head is not None and head.tokens >= config.completion_tokens:
+    raise UserError(
+      f'config.rollout.draft_head.tokens={head.tokens} must be below config.completion_tokens='
+      f'{config.completion_tokens}.'
+    )
+  if head is not None and head.rollouts > config.rollouts:
+    raise UserError(
+      f'config.rollout.draft_head.rollouts={head.rollouts} must be at most config.rollouts={config.rollouts}.'
+    )
   return DraftSpec(
     verify=active(pick(draft_verification, verify, 'rollout.draft')),
     records_noise=verify.fn == 'coupled',
     ngram=NgramSettings(**ngram) if ngram.draft else None,
+    head=head,
   )
 
 

@@ -32,7 +32,7 @@ from jaxrl_llm.learner.step_spec import (
   UpdateSpec,
 )
 from jaxrl_llm.models import exact, positions
-from jaxrl_llm.objective import activation_noise, contracts, entropy_bonus, reference
+from jaxrl_llm.objective import activation_noise, contracts, divergence, entropy_bonus, reference
 from jaxrl_llm.objective.method_spec import Method
 from jaxrl_llm.replay import dynamic_sampling, reuse
 from jaxrl_llm.types import JsonObject, ModelConfig, UserError
@@ -244,6 +244,7 @@ def _objective(config: Config, method: Method) -> ObjectiveSpec:
     average_decay=stages.old_policy.get('decay') if method.needs_average else None,
     entropy_bonus=pick(entropy_bonus, stages.entropy_bonus, 'objective.entropy_bonus')(),
     refresh=refresh,
+    divergence=pick(divergence, stages.divergence, 'objective.divergence')(),
     solution_tokens=stages.distillation.get('prompt_tokens', 0),
   )
 

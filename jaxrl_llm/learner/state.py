@@ -145,6 +145,8 @@ def _first_state(
   head = correctness_head.init(rollout.features, spec.seed) if rollout.pruning else None
   if rollout.length_head is not None:
     head = rollout.length_head.init(rollout.features, spec.seed)
+  if rollout.drafts.head is not None:
+    head = rollout.drafts.head.init(spec.model.config.width, spec.seed)
   # With LoRA the base is the reference, and no copy is needed.
   copies_reference = method.needs_reference and base is None
   reference = jax.tree.map(jnp.copy, params) if copies_reference else None

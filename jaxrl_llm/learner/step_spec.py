@@ -14,10 +14,12 @@ from jaxrl_llm.learner.lora import LoraSettings
 from jaxrl_llm.learner.optimizer import Schedule
 from jaxrl_llm.learner.packing import PackingSpec, aligned
 from jaxrl_llm.objective.activation_noise import Layers
+from jaxrl_llm.objective.divergence import Divergence
 from jaxrl_llm.objective.entropy_bonus import EntropyBonus
 from jaxrl_llm.objective.method_spec import Method
 from jaxrl_llm.objective.reference import Refresh
 from jaxrl_llm.rollout.decode_records import DecodeSettings
+from jaxrl_llm.rollout.draft_head import DraftHead
 from jaxrl_llm.rollout.length_head import LengthHead
 from jaxrl_llm.rollout.ngram_drafts import NgramSettings
 from jaxrl_llm.rollout.pruning import PruningSettings
@@ -45,6 +47,7 @@ class DraftSpec(NamedTuple):
   )  # accepts tokens of earlier completions; None: no such drafts
   records_noise: bool  # rollouts record the step whose noise drew each token, which `coupled` reads
   ngram: NgramSettings | None  # drafts from the group's own completions
+  head: DraftHead | None = None  # drafts by a head that the update trains
 
 
 class RolloutSpec(NamedTuple):
@@ -88,6 +91,7 @@ class ObjectiveSpec(NamedTuple):
   average_decay: float | None  # of the weights averaged for the old policy; None: no average
   entropy_bonus: EntropyBonus | None = None  # None: no bonus
   refresh: Refresh | None = None  # when the reference model follows the policy; None: never
+  divergence: Divergence | None = None  # from a teacher, a term of the loss; None: no such term
   solution_tokens: int = 0  # of a prompt with a solution, which a teacher reads; 0: there is none
 
 
@@ -194,8 +198,8 @@ def evaluation_spec(
 ) -> StepSpec:
   """Sampling of complete rows from weights as they are saved: of each prompt a greedy one, then `samples` others.
 
-  There is no pruning, no length head, no tree and no stop rule. An early-exit rule is kept where it ends turns of an
-  environment.
+  There is no pruning, no length head, no draft head, no tree and no stop rule. An early-exit rule is kept where it ends
+  turns of an environment.
   """
   spec = trained_weights_spec(spec)
   decode = spec.rollout.decode._replace(
@@ -212,6 +216,7 @@ def evaluation_spec(
       decode=decode,
       pruning=None,
       length_head=None,
+      drafts=spec.rollout.drafts._replace(head=None),
       tree=None,
       exit_memory=False,
       greedy_first=samples > 0,

@@ -22,8 +22,10 @@ from jaxrl_llm.learner.microbatch import (
 )
 from jaxrl_llm.learner.minibatch import TRAINED_TOKENS, MinibatchInputs, minibatch_step
 from jaxrl_llm.learner.step_spec import StepSpec
+from jaxrl_llm.learner.train_draft_head import train_draft_head
 from jaxrl_llm.objective import record_checks
 from jaxrl_llm.rollout import correctness_head
+from jaxrl_llm.rollout.draft_head import DraftHeadState
 from jaxrl_llm.rollout.length_head import LengthHeadState
 from jaxrl_llm.types import Batch, Metrics, TrainState
 
@@ -62,7 +64,7 @@ def _learn(spec: StepSpec, state: TrainState, batch: Batch) -> tuple[TrainState,
   inputs = inputs._replace(began=jnp.broadcast_to(inputs.began, (spec.update.minibatches,)))
   state, metrics = _passes(spec, state, minibatches, inputs)
   metrics |= auxiliary_metrics
-  if spec.rollout.features:
+  if state.rollout_head is not None:
     head, errors = _train_rollout_head(spec, state, batch)
     state, metrics = state._replace(rollout_head=head), metrics | errors
   metrics = {k: v.max() if k.endswith('_max') else v.mean() for k, v in metrics.items()}
@@ -148,8 +150,10 @@ def _fills_replayed(spec: StepSpec, batch: Batch) -> bool:
 
 def _train_rollout_head(
   spec: StepSpec, state: TrainState, batch: Batch
-) -> tuple[LengthHeadState | correctness_head.CorrectnessHead, Metrics]:
-  """The length head, or the correctness head where pruning trains one, and metrics."""
+) -> tuple[LengthHeadState | DraftHeadState | correctness_head.CorrectnessHead, Metrics]:
+  """The length head, the draft head, or the correctness head where pruning trains one, and metrics."""
+  if spec.rollout.drafts.head is not None:
+    return train_draft_head(spec, state, batch)
   if spec.rollout.length_head is not None:
     return spec.rollout.length_head.train(state.rollout_head, batch.rollout)
   pruning = spec.rollout.pruning

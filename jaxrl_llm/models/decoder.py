@@ -141,6 +141,7 @@ def apply(
   gather: Callable[[Params], Params] | None = None,
   expert_BxQxNxk: Array | None = None,
   attend: Attend | None = None,
+  shown: Sequence[int] = (),
 ) -> tuple[jax.Array, Cache, jax.Array | None]:
   """Run the blocks: final hidden states [B, Q, D], the cache of each layer, and the experts [B, Q, N, k].
 
@@ -148,11 +149,10 @@ def apply(
   slot `at` of S slots on: one number (modulo S) or one per row [B]. The whole cache is returned.
   key_positions: the position of each cached token, for sliding layers. sliding_mask: replaces it where the cache of
   sliding layers holds other columns, all within their window. shared: (cache of P prompts, mask_PxL); row b also
-  attends to prompt b // (B / P). remat: recompute each block in the backward pass, in one loop over layers.
-  noise: sigma_L[l]·N(0, 1), drawn by token and layer, is added to the input of layer l. gather: lays out one layer's
-  weights for use.
-  expert: the experts of each token in N layers, in place of the router's choice, or −1; None in a dense model.
-  arXiv:2302.13971 (Llama), arXiv:2505.09388 (Qwen3).
+  attends to prompt b // (B / P). remat: recompute each block in the backward pass, in one loop over layers. noise:
+  sigma_L[l]·N(0, 1), drawn by token and layer, is added to the input of layer l. gather: lays out a layer's weights.
+  expert: the experts of each token in N layers, in place of the router's choice, or −1; None in a dense model. shown:
+  layers, whose outputs [B, Q, n·D] replace those of the final norm. arXiv:2302.13971 (Llama), arXiv:2505.09388 (Qwen3).
   """
   model = _bind(config, params, dtype)
   graphs, weights_L = zip(*map(nnx.split, model.layers), strict=True)
@@ -167,8 +167,7 @@ def apply(
   masks = masks_of_kinds(
     config, positions_BxQ, mask_BxQxS, keys_BxS, prompt_mask, sliding_mask_BxQxS
   )
-  identity_BxQ = None if noise is None else _pad_tokens(noise.identity_BxQ, 1)
-  rest = at, gather, attend, identity_BxQ
+  rest = at, gather, attend, None if noise is None else _pad_tokens(noise.identity_BxQ, 1)
   # Layers of one structure share a function, so that it is traced and differentiated once; the compiler inlines it.
   # It would lose a kernel's shard_map: in a shared function, that does not know the axes that are manual around it.
   block = functools.cache(
@@ -181,8 +180,9 @@ def apply(
   inputs = _inputs_by_layer(config, model, tokens_BxQ, x_BxQxD)
   layers = LayerInputs(weights_L, prompts_L, cache, noise_L, experts, inputs)
   run = scan_layers if remat else unroll_layers
-  x_BxQxD, kv_L, expert_BxQxNxk = run(config, blocks, masks, layers, x_BxQxD, Q, dtype)
-  return model.norm(x_BxQxD)[:, :Q], kv_L, expert_BxQxNxk
+  x_BxQxD, kv_L, expert_BxQxNxk = run(config, blocks, masks, layers, x_BxQxD, Q, dtype, shown)
+  last_BxQxD = x_BxQxD if shown else model.norm(x_BxQxD)
+  return last_BxQxD[:, :Q], kv_L, expert_BxQxNxk
 
 
 def _bind(config: ModelConfig, params: Params, dtype: str) -> Decoder:
@@ -245,6 +245,11 @@ def _inputs_by_layer(
   inputs_BxQxNxp = (projected + table * p**0.5) * 2**-0.5
   constrained = sharding.constrain(inputs_BxQxNxp, sharding.UPDATE_ROWS, sharding.TOKENS)
   return jnp.moveaxis(constrained, 2, 0)
+
+
+def embed(params: Params, tokens: Array, dtype: str) -> jax.Array:
+  """The embeddings [..., D] of tokens [...], without the scale that some models apply."""
+  return params['embed']['embedding'][tokens].astype(dtype)
 
 
 @jax.named_scope('head')

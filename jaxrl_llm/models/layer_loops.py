@@ -34,6 +34,7 @@ Block = Callable[
   [jax.Array, LayerMasks, LayerInputs], tuple[jax.Array, tuple[LayerCache, jax.Array | None]]
 ]
 # Run all layers, of which `blocks` holds one each: x, then caches and the experts [B, Q, N, k] of the first Q tokens.
+# With `shown`, x is that after each of these layers, side by side [B, Q', len(shown)·D].
 Outputs = tuple[jax.Array, Cache, jax.Array | None]
 
 
@@ -45,12 +46,14 @@ def scan_layers(
   x_BxQxD: jax.Array,
   Q: int,
   dtype: str,
+  shown: Sequence[int] = (),
 ) -> Outputs:
   """All layers as one loop, or one per `periods`, that recomputes each block in the backward pass.
 
   A TPU's compiler takes most of a minute for each block that it compiles, and so compiles few.
   """
   kv_parts, expert_parts = [], []
+  x_of: dict[int, jax.Array] = {}
   kind_L = layer_kinds(config)[1]
   kv_of: dict[int, LayerCache] = {}
   for period in periods(config.structures):
@@ -59,17 +62,22 @@ def scan_layers(
     common = [_of_source(config, layers, kv_of, i[0]) for i in period]
 
     def body(x, inputs, runs=runs, common=common):
-      outputs = []
+      outputs, states = [], []
       for run, (kind, layer), fields in zip(runs, inputs, common, strict=True):
         x, output = run(x, (kind, layer._replace(**fields)))
         outputs.append(output)
-      return x, outputs
+        states += [x] if shown else []
+      return x, (outputs, states)
 
-    x_BxQxD, outputs = jax.lax.scan(body, x_BxQxD, inputs)
+    x_BxQxD, (outputs, states) = jax.lax.scan(body, x_BxQxD, inputs)
+    for numbers, state in zip(period if shown else (), states, strict=True):
+      x_of |= {n: state[numbers.index(n)] for n in numbers if n in shown}
     kv_parts += [(numbers, kv) for numbers, (kv, _) in zip(period, outputs, strict=True)]
     for part in kv_parts[-len(period) :] if config.kv_readers else ():
       kv_of |= _unstacked(*part)
     expert_parts += [(numbers, e) for numbers, (_, e) in zip(period, outputs, strict=True)]
+  if shown:
+    x_BxQxD = jnp.concatenate([x_of[n] for n in shown], -1)
   experts = [(numbers, e) for numbers, e in expert_parts if e is not None]
   first_tokens = lambda x: x[..., :Q, :]  # noqa: E731
   if not config.has_equal_caches:
@@ -167,17 +175,21 @@ def unroll_layers(
   x_BxQxD: jax.Array,
   Q: int,
   dtype: str,
+  shown: Sequence[int] = (),
 ) -> Outputs:
   """All layers one after the other, with a cache for each or none."""
   del dtype  # each layer casts its own weights
-  kv_L, kv_of, expert_N = [], [], []
+  kv_L, kv_of, expert_N, x_L = [], [], [], []
   for i, kind in enumerate(layer_kinds(config)[1]):
     layer = _layer(config, layers, i)._replace(**_of_source(config, layers, kv_of, i))
     x_BxQxD, (kv, expert) = blocks[i](x_BxQxD, masks[kind], layer)
+    x_L.append(x_BxQxD)
     kv_of.append(kv)
     is_whole = layers.cache is not None or isinstance(kv, RowStates)
     kv_L.append(kv if is_whole else tuple(x[:, :, :Q] for x in kv))
     expert_N += [] if expert is None else [expert]
+  if shown:
+    x_BxQxD = jnp.concatenate([x_L[n] for n in shown], -1)
   expert_BxQxNxk = jnp.stack(expert_N, 2)[:, :Q] if expert_N else None
   return x_BxQxD, kv_L, expert_BxQxNxk
 

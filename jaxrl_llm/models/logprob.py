@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +14,26 @@ from jaxrl_llm.distributed import sharding
 from jaxrl_llm.models import decoder, exact, linear
 from jaxrl_llm.types import ModelConfig, Params
 
-# From logits [B, C, V] and arrays [B, C] to arrays [B, C].
+# From logits [B, C, V], those of a frozen model where there is one, and arrays [B, C] to arrays [B, C].
 _LogitsFn = Callable[..., tuple[jax.Array, ...]]
 
 # Where columns may be skipped: the number of chunks, and the rows of logits that a product should have at least.
 _CHUNKS, _LEAST_ROWS = 16, 64
+
+
+class FrozenHead(NamedTuple):
+  """A second model at the same positions. Its logits exist beside the first one's in a chunk, without a gradient."""
+
+  config: ModelConfig
+  params: Params
+  hidden_BxTxD: jax.Array
+
+
+class Comparison(NamedTuple):
+  """A function of the distributions of two models, and the second one."""
+
+  of: Callable[[jax.Array, jax.Array], jax.Array]  # two arrays of log-probs [B, C, V] → [B, C]
+  head: FrozenHead
 
 
 def token_logp(
@@ -33,12 +49,14 @@ def token_logp(
   used: jax.Array | None = None,
   entropy_gradient: bool = False,
   collision: bool = False,
+  comparison: Comparison | None = None,
 ) -> tuple[jax.Array, ...]:
   """log softmax(logits / temperature)[target] and the entropy (nats), both [B, T].
 
   The entropy has a gradient only with `entropy_gradient`. With `top`, a further array [B, T]: the mean of the
-  min(top, V) largest probabilities. With `collision`, one more: Σ_v π_v². Neither has a gradient. Columns from `used`
-  on may be skipped, and are then 0.
+  min(top, V) largest probabilities. With `collision`, one more: Σ_v π_v². Neither has a gradient. With `comparison`,
+  the last array is its function of these distributions and of those of the other model over the same V tokens, at the
+  same temperature. Columns from `used` on may be skipped, and are then 0.
   """
 
   partition = exact.partition_and_entropy if config.is_exact else _log_partition
@@ -47,27 +65,39 @@ def token_logp(
   elif entropy_gradient:
     partition = partition_and_entropy
 
-  def pick(logits_BxCxV, targets_BxC):
-    if config.is_exact:
-      logits_BxCxV = exact.tempered(logits_BxCxV, temperature)
-    else:
-      logits_BxCxV = logits_BxCxV / temperature
+  def pick(logits_BxCxV, *columns):
+    targets_BxC = columns[-1]
+    divide = exact.tempered if config.is_exact else jnp.divide
+    logits_BxCxV = divide(logits_BxCxV, temperature)
     total_BxC, entropy_BxC = partition(logits_BxCxV)
     picked_BxC = jnp.take_along_axis(logits_BxCxV, targets_BxC[..., None], axis=-1)[..., 0]
     logp_BxC = picked_BxC - total_BxC
     found: tuple[jax.Array, ...] = (logp_BxC, entropy_BxC)
-    if not top and not collision:
-      return found
-    frozen, total_BxC = jax.lax.stop_gradient((logits_BxCxV, total_BxC))
-    if top:
-      largest_BxCxK = jax.lax.top_k(frozen, min(top, frozen.shape[-1]))[0]
-      found += (jnp.exp(largest_BxCxK - total_BxC[..., None]).mean(-1),)
-    if collision:
-      found += (jnp.exp(2 * (frozen - total_BxC[..., None])).sum(-1),)
+    if top or collision:
+      found += _statistics(*jax.lax.stop_gradient((logits_BxCxV, total_BxC)), top, collision)
+    if comparison is not None:
+      # A larger vocabulary ends with rows that no tokenizer writes.
+      other_BxCxV = columns[0][..., : logits_BxCxV.shape[-1]] / temperature
+      own_BxCxV = logits_BxCxV - total_BxC[..., None]
+      found += (comparison.of(own_BxCxV, jax.nn.log_softmax(other_BxCxV)),)
     return found
 
   chunks = functools.partial(over_logits, chunk_tokens=chunk_tokens, dtype=dtype, used=used)
-  return chunks(pick, config, params, hidden_BxTxD, targets_BxT)
+  head = None if comparison is None else comparison.head
+  return chunks(pick, config, params, hidden_BxTxD, targets_BxT, frozen=head)
+
+
+def _statistics(
+  logits_BxCxV: jax.Array, total_BxC: jax.Array, top: int, collision: bool
+) -> tuple[jax.Array, ...]:
+  """The mean of the `top` largest probabilities and Σ_v π_v², [B, C], as far as they are needed."""
+  found: tuple[jax.Array, ...] = ()
+  if top:
+    largest_BxCxK = jax.lax.top_k(logits_BxCxV, min(top, logits_BxCxV.shape[-1]))[0]
+    found += (jnp.exp(largest_BxCxK - total_BxC[..., None]).mean(-1),)
+  if collision:
+    found += (jnp.exp(2 * (logits_BxCxV - total_BxC[..., None])).sum(-1),)
+  return found
 
 
 @jax.custom_jvp
@@ -111,50 +141,70 @@ def over_logits(
   chunk_tokens: int,
   dtype: str = 'float32',
   used: jax.Array | None = None,
+  frozen: FrozenHead | None = None,
 ) -> tuple[jax.Array, ...]:
   """fn(logits [B, C, V], columns [B, C]…) over chunks of T, with its results concatenated to [B, T].
 
   The chunk size keeps about `chunk_tokens` rows of logits in memory per device; the backward pass recomputes them.
   If rows or tokens are sharded, each device runs its own loop: the head is gathered once before the loop and its
   gradient summed once after it, and not per chunk. Chunks of columns from `used` [] on are skipped: their results
-  are 0.
+  are 0. With `frozen`, the logits of that model follow as the second argument of `fn`.
   """
   B, T, _ = hidden_BxTxD.shape
   rows = sharding.axes_that_divide(sharding.UPDATE_ROWS, B)
   tokens = sharding.axes_that_divide(sharding.TOKENS, T)
-  head_params = {name: params[name] for name in (('embed',) if config.tied else ('head',))}
-  local = functools.partial(_chunked, fn, config, chunk_tokens, dtype)
+  head_params, others = _head_of(config, params), None
+  configs = (config,)
+  if frozen is not None:
+    others = jax.lax.stop_gradient(_head_of(frozen.config, frozen.params))
+    columns = (jax.lax.stop_gradient(frozen.hidden_BxTxD), *columns)
+    configs += (frozen.config,)
+  local = functools.partial(_chunked, fn, configs, chunk_tokens, dtype)
   if not rows + tokens:
-    return local(head_params, used, hidden_BxTxD, *columns)
+    return local(head_params, others, used, hidden_BxTxD, *columns)
   # The head and its gradient cross links in the dtype of the products.
-  head_params = linear.cast(head_params, dtype)
+  head_params, others = linear.cast((head_params, others), dtype)
   spec = PartitionSpec(rows or None, tokens or None)
   if tokens:  # each device holds a part of the columns, and runs as many chunks as the others
     used = None
+  whole = PartitionSpec()
   return jax.shard_map(
     local,
-    in_specs=(PartitionSpec(), PartitionSpec(), spec, *[spec] * len(columns)),
+    in_specs=(whole, whole, whole, spec, *[spec] * len(columns)),
     out_specs=spec,
     axis_names={*rows, *tokens},
     check_vma=False,
-  )(head_params, used, hidden_BxTxD, *columns)
+  )(head_params, others, used, hidden_BxTxD, *columns)
+
+
+def _head_of(config: ModelConfig, params: Params) -> Params:
+  return {name: params[name] for name in (('embed',) if config.tied else ('head',))}
 
 
 @jax.named_scope('head')
 def _chunked(
   fn: _LogitsFn,
-  config: ModelConfig,
+  configs: tuple[ModelConfig, ...],
   chunk_tokens: int,
   dtype: str,
   params: Params,
+  frozen: Params,
   used: jax.Array | None,
   hidden_BxTxD: jax.Array,
   *columns: jax.Array,
 ) -> tuple[jax.Array, ...]:
-  """`over_logits` for the rows and tokens of one device."""
+  """`over_logits` for the rows and tokens of one device; with two `configs`, columns begin with hidden states."""
   B, T, _ = hidden_BxTxD.shape
+
+  def of_chunk(params, frozen, hidden_BxCxD, *columns):
+    logits_BxCxV = decoder.head(configs[0], params, hidden_BxCxD, dtype)
+    if len(configs) == 1:
+      return fn(logits_BxCxV, *columns)
+    other_BxCxV = decoder.head(configs[1], frozen, columns[0], dtype)
+    return fn(logits_BxCxV, other_BxCxV, *columns[1:])
+
   if B * T <= chunk_tokens:  # all logits may exist at once, from the forward to the backward pass
-    return fn(decoder.head(config, params, hidden_BxTxD, dtype), *columns)
+    return of_chunk(params, frozen, hidden_BxTxD, *columns)
   width = min(T, max(1, chunk_tokens // B))
   if used is not None:  # small chunks, so that the last one in use has little that is not
     width = min(width, max(_LEAST_ROWS, -(-T // _CHUNKS)))
@@ -165,12 +215,9 @@ def _chunked(
     x = jnp.pad(x, [(0, 0), (0, pad)] + [(0, 0)] * (x.ndim - 2))
     return x.reshape(B, chunks, width, *x.shape[2:]).swapaxes(0, 1)
 
-  def of_chunk(params, hidden_BxCxD, *columns):
-    return fn(decoder.head(config, params, hidden_BxCxD, dtype), *columns)
-
   hidden, *columns = map(split, (hidden_BxTxD, *columns))
   count = jnp.int32(chunks) if used is None else -(-used // width)
-  out = _over_chunks(of_chunk, params, count, hidden, tuple(columns))
+  out = _over_chunks(of_chunk, params, frozen, count, hidden, tuple(columns))
   return tuple(x.swapaxes(0, 1).reshape(B, chunks * width)[:, :T] for x in out)
 
 
@@ -178,20 +225,22 @@ def _chunked(
 def _over_chunks(
   fn: Callable[..., tuple[jax.Array, ...]],
   params: Params,
+  frozen: Params,
   count: jax.Array,
   hidden_NxBxCxD: jax.Array,
   columns: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, ...]:
-  """fn(params, hidden, *columns) of the first `count` [] of N chunks, arrays [N, …] that are 0 for the others.
+  """fn(params, frozen, hidden, *columns) of the first `count` [] of N chunks, arrays [N, …], 0 for the others.
 
-  The backward pass computes each chunk again, and has one gradient of `params`, to which each chunk adds. Columns have
-  no gradient. A loop that JAX differentiates would keep a copy of `params` for each chunk that may be skipped.
+  The backward pass computes each chunk again, and has one gradient of `params`, to which each chunk adds. `frozen` and
+  columns have no gradient. A loop that JAX differentiates would keep a copy of `params` for each chunk that may be
+  skipped.
   """
-  shapes = jax.eval_shape(fn, params, hidden_NxBxCxD[0], *(x[0] for x in columns))
+  shapes = jax.eval_shape(fn, params, frozen, hidden_NxBxCxD[0], *(x[0] for x in columns))
   start = tuple(jnp.zeros((len(hidden_NxBxCxD), *x.shape), x.dtype) for x in shapes)
 
   def body(n, total):
-    found = fn(params, hidden_NxBxCxD[n], *(x[n] for x in columns))
+    found = fn(params, frozen, hidden_NxBxCxD[n], *(x[n] for x in columns))
     return tuple(x.at[n].set(new) for x, new in zip(total, found, strict=True))
 
   return jax.lax.fori_loop(0, count, body, start)
@@ -202,10 +251,10 @@ def _over_chunks_forward(fn, *inputs):
 
 
 def _over_chunks_backward(fn, inputs, gradient):
-  params, count, hidden_NxBxCxD, columns = inputs
+  params, frozen, count, hidden_NxBxCxD, columns = inputs
 
   def body(n, total):
-    chunk = lambda params, hidden: fn(params, hidden, *(x[n] for x in columns))  # noqa: E731
+    chunk = lambda params, hidden: fn(params, frozen, hidden, *(x[n] for x in columns))  # noqa: E731
     of_params, of_hidden = jax.vjp(chunk, params, hidden_NxBxCxD[n])[1](
       tuple(x[n] for x in gradient)
     )
@@ -216,7 +265,7 @@ def _over_chunks_backward(fn, inputs, gradient):
   zeros = jax.tree.map(wide, params), jnp.zeros_like(hidden_NxBxCxD)
   of_params, of_hidden = jax.lax.fori_loop(0, count, body, zeros)
   of_params = jax.tree.map(lambda total, x: total.astype(x.dtype), of_params, params)
-  return of_params, None, of_hidden, None
+  return of_params, None, None, of_hidden, None
 
 
 _over_chunks.defvjp(_over_chunks_forward, _over_chunks_backward)

@@ -19,22 +19,22 @@ Scaling = JsonObject
 
 
 def frequencies(config: ModelConfig, sliding: bool = False) -> tuple[np.ndarray, float]:
-  """Inverse frequencies [rotary_dim / 2], in radians per token, and the factor on cosine and sine.
+  """Inverse frequencies [rotary_dim / 2] in float64, in radians per token, and the factor on cosine and sine.
 
-  θ_i = base^(−2i/d), then stretched by `rope_scaling`, except in sliding layers with a base of their own. Raises
-  UserError for an unknown scaling. arXiv:2104.09864 (rotary), arXiv:2309.00071 (yarn).
+  θ_i = base^(−2i/d), then stretched by `rope_scaling`, except in sliding layers with a base of their own. Powers in
+  float32 would depend on the kind of CPU. Raises UserError for an unknown scaling. arXiv:2104.09864 (rotary),
+  arXiv:2309.00071 (yarn).
   """
   has_own_base = sliding and config.sliding_rope_theta > 0
   scaling = {} if has_own_base else dict(config.rope_scaling)
   kind = scaling.get('rope_type', scaling.get('type', 'default'))
   dim = config.rotary_dim or config.head_dim
-  exponent = np.arange(0, dim, 2, dtype=np.float32) / dim
   base = config.sliding_rope_theta if has_own_base else config.rope_theta
-  inverse = (1.0 / (base**exponent)).astype(np.float32)
+  inverse = base ** (-np.arange(0, dim, 2) / dim)
   if kind == 'default':
     return inverse, 1.0
   if kind == 'linear':
-    return inverse / np.float32(scaling['factor']), 1.0
+    return inverse / scaling['factor'], 1.0
   if kind == 'llama3':
     return _llama3(inverse, scaling), 1.0
   if kind == 'yarn':
@@ -43,8 +43,8 @@ def frequencies(config: ModelConfig, sliding: bool = False) -> tuple[np.ndarray,
     return _longrope(inverse, scaling, config)
   if kind == 'proportional':  # later features are not rotated
     rotated = int(scaling.get('partial_rotary_factor', 1.0) * dim // 2)
-    inverse = np.where(np.arange(dim // 2) < rotated, inverse, np.float32(0))
-    return inverse / np.float32(scaling.get('factor', 1.0)), 1.0
+    inverse = np.where(np.arange(dim // 2) < rotated, inverse, 0.0)
+    return inverse / scaling.get('factor', 1.0), 1.0
   raise UserError(f'rope_scaling type {kind!r} is unknown; supported: {", ".join(SCALINGS)}.')
 
 
@@ -57,7 +57,7 @@ def _llama3(inverse: np.ndarray, scaling: Scaling) -> np.ndarray:
   between = (1 - blend) * inverse / scaling['factor'] + blend * inverse
   scaled = np.where(wavelength > span / low, inverse / scaling['factor'], inverse)
   medium = (wavelength <= span / low) & (wavelength >= span / high)
-  return np.where(medium, between, scaled).astype(np.float32)
+  return np.where(medium, between, scaled)
 
 
 def _yarn(inverse: np.ndarray, scaling: Scaling, config: ModelConfig) -> tuple[np.ndarray, float]:
@@ -83,8 +83,8 @@ def _yarn(inverse: np.ndarray, scaling: Scaling, config: ModelConfig) -> tuple[n
     first, last = math.floor(first), math.ceil(last)
   first, last = max(first, 0), min(last, dim - 1)
   width = max(last - first, 0.001)
-  ramp = np.clip((np.arange(dim // 2, dtype=np.float32) - first) / width, 0, 1)
-  return (inverse / factor * ramp + inverse * (1 - ramp)).astype(np.float32), float(attention)
+  ramp = np.clip((np.arange(dim // 2) - first) / width, 0, 1)
+  return inverse / factor * ramp + inverse * (1 - ramp), float(attention)
 
 
 def _longrope(
@@ -100,7 +100,7 @@ def _longrope(
   attention = scaling.get('attention_factor')
   if attention is None:
     attention = math.sqrt(1 + math.log(factor) / math.log(span)) if factor > 1 else 1.0
-  return inverse / np.asarray(stretch, np.float32), float(attention)
+  return inverse / np.asarray(stretch), float(attention)
 
 
 def for_context(config: ModelConfig, tokens: int) -> ModelConfig:
@@ -120,7 +120,8 @@ def tables(
 ) -> tuple[jax.Array, jax.Array]:
   """Cosine and sine [B, Q, rotary_dim / 2] in float32 at `positions_BxQ`. arXiv:2104.09864."""
   inverse, factor = frequencies(config.of_layers(sliding), sliding)
-  angle = positions_BxQ[..., None].astype(jnp.float32) * jnp.asarray(inverse)[None, None, :]
+  inverse = jnp.asarray(inverse, jnp.float32)
+  angle = positions_BxQ[..., None].astype(jnp.float32) * inverse[None, None, :]
   tables = jnp.cos(angle) * factor, jnp.sin(angle) * factor
   return tuple(map(exact.round_factors, tables)) if config.is_exact else tables
 

@@ -13,6 +13,7 @@ _OF_UPDATE = (
   'training/trained',
   'frac_reward_zero_std',
   'length_head/',
+  'draft_head/',
 )
 _WITHOUT_ROLLOUTS = (
   *('actor/sft_loss', 'actor/sft_share', 'actor/grad_norm', 'actor/update_norm'),

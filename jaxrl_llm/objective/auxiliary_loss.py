@@ -1,22 +1,23 @@
-"""Auxiliary models beside the policy: a critic, or a reward for each token, and their losses.
+"""Auxiliary models beside the policy: a critic, a reward for each token, or a flow of latents, and their losses.
 
 Every public function may be named in `config.objective.auxiliary_model.fn`. It returns an AuxiliaryModel: the signal
 that credit assignment reads, the base that log-probs are compared with, and the loss. The model starts as a copy of the
-policy; `jaxrl_llm/learner/auxiliary_model.py` runs it. A loss takes the model's output, values or log-probabilities,
-and AuxiliaryTargets, and returns a number and sums for the log. Both add up over microbatches, except for a loss that
-`compares_rows` of the minibatch.
+policy, a flow as a small network; `jaxrl_llm/learner/auxiliary_model.py` runs it. A loss takes the model's output,
+values, log-probabilities or deviations, and AuxiliaryTargets, and returns a number and sums for the log. Both add up
+over microbatches, except for a loss that `compares_rows` of the minibatch.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.objective.token_inputs import present, row_sum
+from jaxrl_llm.objective.token_inputs import followed, present, row_mean, row_sum
+from jaxrl_llm.types import UserError
 
 
 class AuxiliaryTargets(NamedTuple):
@@ -35,18 +36,38 @@ class AuxiliaryTargets(NamedTuple):
 Loss: TypeAlias = tuple[jax.Array, dict[str, jax.Array]]
 
 
+class Flow(NamedTuple):
+  """A network that predicts velocities between hidden states of the policy, instead of a copy of it."""
+
+  shares: tuple[float, ...]  # places of the layers among all, in [0, 1]
+  depth: int  # blocks
+  time: float  # 0: noise, 1: the hidden state
+  after: int  # optimizer steps of the policy without its signal
+
+  def numbers(self, layers: int) -> tuple[int, ...]:
+    """The layers, by number, of a model of so many."""
+    return tuple(min(round(share * layers), layers - 1) for share in self.shares)
+
+
 class AuxiliaryModel(NamedTuple):
   """Static settings of an auxiliary model."""
 
-  signal_kind: str  # 'values' of future rewards, or 'process', a reward for each token
+  # 'values' of future rewards; 'process', a reward for each token; 'deviation' of its latent
+  signal_kind: str
   base: str  # 'reference': the first weights; 'behavior': the recorded log-probs; '': none
   loss: Callable[[jax.Array, AuxiliaryTargets, int], Loss]  # (output_BxT, targets, rollouts)
   compares_rows: bool  # the loss compares rows with each other
   beta: float
   learning_rate: float
+  flow: Flow | None = None  # None: a copy of the policy
+
+  @property
+  def signal_is_first(self) -> bool:
+    """The signal of a batch is that of the weights before they learn from it."""
+    return self.signal_kind != 'process'
 
   def signal(self, output_BxT: jax.Array, targets: AuxiliaryTargets) -> jax.Array:
-    """V, or q = beta·(log φ − log base), [B, T]; 0 where the mask is 0."""
+    """V, q = beta·(log φ − log base), or the deviation, [B, T]; 0 where the mask is 0."""
     if self.signal_kind == 'process':
       output_BxT = self.beta * (output_BxT - present(targets.base_BxT))
     return jnp.where(targets.mask_BxT > 0, output_BxT, 0.0)
@@ -85,6 +106,44 @@ def preference(*, learning_rate: float = 1e-6, beta: float = 0.05) -> AuxiliaryM
   """
   loss = functools.partial(_preference_loss, beta=beta)
   return AuxiliaryModel('process', 'behavior', loss, True, beta, learning_rate)
+
+
+def flow(
+  *,
+  learning_rate: float = 1e-4,
+  shares: Sequence[float] = (0.25, 0.5, 0.75),
+  depth: int = 4,
+  time: float = 0.8,
+  after: int = 0,
+) -> AuxiliaryModel:
+  """d_t = mean (v(τ·h_t + (1 − τ)·ε) − (h_t − ε))², h_t the latents that read token t; loss: mean of d in right rows.
+
+  v is a network that also reads the latents that predict token t, τ = `time`, ε ~ N(0, 1). Latents are outputs of the
+  layers at `shares` of the policy's depth, d is the mean over them, and has no gradient of the policy. Wrong rows count
+  in the loss's denominator. A row's last token has no d: the update does not read it; the official code counts it. That
+  code begins with a flow trained on other data, here it learns from scratch, and its signal is 0 for the first `after`
+  optimizer steps. Raises UserError for settings out of range. arXiv:2510.10201 (RLFR).
+  """
+  _check(len(shares) > 0 and all(0 <= x <= 1 for x in shares), f'shares={shares} must be in [0, 1]')
+  _check(depth > 0, f'depth={depth} must be at least 1')
+  _check(0 < time < 1, f'time={time} must be above 0, noise, and below 1, the latent itself')
+  _check(after >= 0, f'after={after} must be at least 0 optimizer steps')
+  network = Flow(tuple(shares), depth, time, after)
+  return AuxiliaryModel('deviation', '', _flow_loss, False, 1.0, learning_rate, network)
+
+
+def _check(valid: bool, problem: str) -> None:
+  if not valid:
+    raise UserError(f'config.objective.auxiliary_model.{problem}.')
+
+
+def _flow_loss(deviation_BxT: jax.Array, targets: AuxiliaryTargets, rollouts: int) -> Loss:
+  del rollouts
+  read_BxT = followed(targets.mask_BxT)
+  right_B = jnp.where(targets.correct_B > 0.5, targets.weight_B, 0.0)
+  mean_B = row_mean(deviation_BxT, read_BxT)[:, 0]
+  loss = (right_B * mean_B).sum()
+  return loss, {'companion/loss': loss, 'companion/deviation': (targets.weight_B * mean_B).sum()}
 
 
 def _critic_loss(

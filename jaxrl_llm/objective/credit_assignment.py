@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.objective.token_inputs import (
   CreditInputs,
+  followed,
   group_sum,
   needs,
   present,
@@ -116,6 +117,28 @@ def process(
   step_BxT = gain_B[:, None] * (q_BxT - mean_B[:, None]) * mask_BxT
   advantage_BxT = (_ahead(step_BxT, mask_BxT) + outcome * inputs.advantage_Bx1) * mask_BxT
   return (_whitened(advantage_BxT, mask_BxT) if whiten else advantage_BxT), None
+
+
+@needs('deviation')
+def flow(
+  inputs: CreditInputs, *, coef: float = 0.01, threshold: float = 0.6, top: int = 15
+) -> tuple[jax.Array, None]:
+  """A_t = A_row − coef·Σ_{j≥t} s_j, s = (d − min d) / (max d − min d) over the row, 0 where at most `threshold`.
+
+  d is the deviation of a token's latent from the auxiliary model's flow. Of a row with `top` or more tokens above the
+  threshold, the largest `top` count; 0: all. As in the official code, whose numbers these are. arXiv:2510.10201 (RLFR).
+  """
+  read_BxT = followed(inputs.mask_BxT) > 0
+  d_BxT = jnp.where(read_BxT, present(inputs.deviation_BxT), 0.0)
+  low_Bx1 = jnp.where(read_BxT, d_BxT, jnp.inf).min(1, keepdims=True)
+  span_Bx1 = jnp.where(read_BxT, d_BxT, -jnp.inf).max(1, keepdims=True) - low_Bx1
+  share_BxT = jnp.where(read_BxT & (span_Bx1 > 0), (d_BxT - low_Bx1) / span_Bx1, 0.0)
+  share_BxT = jnp.where(share_BxT > threshold, share_BxT, 0.0)
+  if 0 < top < share_BxT.shape[1]:
+    smallest_Bx1 = jax.lax.top_k(share_BxT, top)[0][:, -1:]
+    share_BxT = jnp.where(share_BxT >= smallest_Bx1, share_BxT, 0.0)
+  penalty_BxT = coef * _ahead(share_BxT, inputs.mask_BxT)
+  return (inputs.advantage_Bx1 - penalty_BxT) * inputs.mask_BxT, None
 
 
 @needs('process')

@@ -261,7 +261,7 @@ def _auxiliary_model(config: ObjectiveConfig) -> auxiliary_loss.AuxiliaryModel |
   setting = f'config.objective.auxiliary_model.fn={config.auxiliary_model["fn"]!r}'
   if model is not None and not model.learning_rate > 0:
     raise UserError(f'{setting}: its learning_rate={model.learning_rate!r} must be above 0.')
-  fits = dict(values='critic', process='outcome (or preference)', nothing='none')
+  fits = dict(values='critic', process='outcome (or preference)', deviation='flow', nothing='none')
   need = next(iter(needed), 'nothing')
   if model is None or model.signal_kind != need:
     raise UserError(

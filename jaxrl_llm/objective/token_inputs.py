@@ -60,6 +60,7 @@ class CreditInputs(NamedTuple):
   group_B: jax.Array  # int32, the number of the row's group
   values_BxT: jax.Array | None = None  # a critic's values before the update
   process_BxT: jax.Array | None = None  # an auxiliary model's reward for each token
+  deviation_BxT: jax.Array | None = None  # of its latent from a flow; counts where `followed`
   turn_BxT: jax.Array | None = None  # int32 from 0, the turn of a token; None: one turn
   turn_reward_BxT: jax.Array | None = None  # environment reward, at the last token of a turn
   state_BxT: jax.Array | None = None  # int32, identifies the observation before the turn
@@ -75,17 +76,23 @@ def sampled_mask(rollout: Rollout) -> jax.Array:
   return real_BxT.astype(jnp.float32)
 
 
+def followed(mask_BxT: jax.Array) -> jax.Array:
+  """1 for sampled tokens whose next token is sampled, too: the update reads these, and has their hidden states."""
+  return mask_BxT * jnp.pad(mask_BxT[:, 1:], ((0, 0), (0, 1)))
+
+
 def needs(*names: str) -> Callable[[Function], Function]:
   """Declares the inputs that a stage needs, so that the update prepares them.
 
   'old': log-probs of the weights before the first minibatch, or with 'average' of averaged weights; 'rows': all rows of
   a minibatch at once, so that coefficients cannot be computed per microbatch; 'entropy': of each token; 'reference':
   log-probs of a frozen policy; 'versions': ages of tokens; 'norms': gradient norm of each row; 'values': of a critic;
-  'process': rewards of an auxiliary model; 'teacher': log-probs of another model; 'solution': those of the frozen
-  policy that reads a solution in the prompt; 'demo': a demonstration of each prompt; 'demo_reference': its log-probs
-  under the frozen policy; 'reward_reference': those of all rows before advantages; 'confidence': mean of the largest
-  probabilities; 'collision': Σ π² over the vocabulary; 'contexts': the strategy in each row's prompt; 'step': optimizer
-  steps taken; 'parts': each reward of the sum; 'greedy': the first row of a group is sampled greedily, and not learned.
+  'process': rewards of an auxiliary model; 'deviation': that of latents from a flow; 'teacher': log-probs of another
+  model; 'solution': those of the frozen policy that reads a solution in the prompt; 'demo': a demonstration of each
+  prompt; 'demo_reference': its log-probs under the frozen policy; 'reward_reference': those of all rows before
+  advantages; 'confidence': mean of the largest probabilities; 'collision': Σ π² over the vocabulary; 'contexts': the
+  strategy in each row's prompt; 'step': optimizer steps taken; 'parts': each reward of the sum; 'greedy': the first row
+  of a group is sampled greedily, and not learned.
   """
 
   def mark(fn: Function) -> Function:

@@ -101,6 +101,8 @@ class LoopConstants(NamedTuple):
   greedy_B: jax.Array | None = None
   # The prompts' cache and mask [S, L] of slots that no other row takes; None: by the slots' rows.
   slot_prompts: tuple[decoder.Cache, jax.Array] | None = None
+  # The hidden state of each prompt's last token, for a draft head; None: the loop is not one of completions.
+  prompt_hidden_PxD: jax.Array | None = None
 
 
 class LoopState(NamedTuple):

@@ -58,6 +58,7 @@ def prepare(
     started_tokens=rollout.length_B.sum(),
     carried=inputs.carried,
     greedy_B=inputs.greedy_B,
+    prompt_hidden_PxD=hidden_PxD,
   )
   return constants, _sample_first_tokens(constants, logits_PxV, rollout), logits_PxV
 

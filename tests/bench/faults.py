@@ -1,12 +1,12 @@
 """Fault tolerance of runs: kills at random moments and during saves, full disks, damaged checkpoints, wrong clocks.
 
-python -m tests.bench.faults [--kills 50] [--seed 0] [--out runs/faults] [--smoke] [--store [s3|gs|all]] [--write]
+python -m tests.bench.faults [--kills 50] [--seed 0] [--out runs/faults] [--smoke] [--turns] [--store [s3|gs|all]]
 The job of tests/faults.py; every start resumes after the fault before it. After each fault, the files of the run are
 compared with those of an uninterrupted run, bit for bit: metrics, tokens, evaluations, and at the end of a chain the
-full
-content of the checkpoint. Full disks are injected errors and, where it can be mounted, a file system of some kilobytes.
-`--store` kills runs in an object store instead, a server on loopback, half of the kills at random moments and half at a
-random object of a checkpoint or a stage of its publication; `--write` replaces the section of results/faults.md.
+full content of the checkpoint. Full disks are injected errors and, where it can be mounted, a file system of some
+kilobytes. `--turns` kills a run whose episodes live in environments over several steps instead, at random moments.
+`--store` kills runs in an object store, a server on loopback, half of the kills at random moments and half at a random
+object of a checkpoint or a stage of its publication.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import faults
 import object_stores
 from faults import STEPS, JobRunner, assert_same, damage
 
-from jaxrl_llm.checkpointing import manifest
+from jaxrl_llm.checkpointing import manifest, metrics_log
 from jaxrl_llm.distributed import preemption
 from tests.bench.lib import smoke
 
@@ -42,24 +42,30 @@ class Ledger:
     print(f'{kind}: {self.counts[kind]}', flush=True)
 
 
-def finish(job_runner: JobRunner, run: pathlib.Path, want: pathlib.Path) -> None:
+def finish(job_runner: JobRunner, run: pathlib.Path, want: pathlib.Path) -> int:
   status, out = job_runner.start(run)
   assert status == 0, out
+  return end(run, want)
+
+
+def end(run: pathlib.Path, want: pathlib.Path) -> int:
+  """Compare a complete run and remove it. Returns how many episodes were replayed after its faults."""
   assert_same(run, want)
+  rows = metrics_log.read(str(run / 'metrics.jsonl'))
   shutil.rmtree(run)
+  return int(sum(row.get('environment/replayed', 0) for row in rows))
 
 
-def random_signals(job_runner, want, out, survived, count: int, draw: random.Random, which) -> None:
-  """A run that ends before its signal starts again."""
-  run, done = out / f'random {which.name}', 0
+def random_signals(job_runner, want, out, survived, count: int, draw: random.Random, which) -> int:
+  """A run that ends before its signal starts again. Returns how many episodes were replayed."""
+  run, done, replayed = out / f'random {which.name}', 0, 0
   while done < count:
-    after = draw.choice(['resuming at', 'compiling the step', 'step '])
+    after = draw.choice(['resuming at', 'compiling', f'/{STEPS}'])
     status, text = job_runner.start(
       run, signal=int(which), after_s=draw.random() * 1.5, after_text=after if run.exists() else ''
     )
     if status == 0:
-      assert_same(run, want)
-      shutil.rmtree(run)
+      replayed += end(run, want)
       continue
     expected = {-which, preemption.EXIT_PREEMPTED} if which == signal.SIGTERM else {-which}
     assert status in expected, (status, text)
@@ -67,7 +73,7 @@ def random_signals(job_runner, want, out, survived, count: int, draw: random.Ran
       assert_same(run, want, complete=False)
     done += 1
     survived(f'{which.name} at a random moment')
-  finish(job_runner, run, want)
+  return replayed + finish(job_runner, run, want)
 
 
 def store_kills(want, out, survived, count: int, draw: random.Random, scheme: str) -> None:
@@ -81,9 +87,7 @@ def store_kills(want, out, survived, count: int, draw: random.Random, scheme: st
       if draw.random() < 0.5:
         how = dict(signal=int(signal.SIGKILL), after_s=draw.random() * 3)
         how |= dict(
-          after_text=draw.choice(
-            ['resuming at' if newest > 0 else '', 'compiling the step', 'step ']
-          )
+          after_text=draw.choice(['resuming at' if newest > 0 else '', 'compiling', f'/{STEPS}'])
         )
         kind = 'at a random moment'
       else:
@@ -195,13 +199,15 @@ def main() -> None:
   parser.add_argument('--kills', type=int, default=50)
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--out', default='runs/faults')
+  parser.add_argument('--turns', action='store_true')
   parser.add_argument('--store', choices=('s3', 'gs', 'all'))
   options = smoke.parse(parser, kills=1)
   out = pathlib.Path(options.out).absolute()
   shutil.rmtree(out, ignore_errors=True)
   out.mkdir(parents=True)
   survived, began, draw = Ledger(), time.monotonic(), random.Random(options.seed)
-  job_runner, want = JobRunner(out), out / 'uninterrupted'
+  changes = faults.TURNS if options.turns else {}
+  job_runner, want = JobRunner(out, **changes), out / 'uninterrupted'
   status, text = job_runner.start(want)
   assert status == 0, text
   common = job_runner, want, out, survived
@@ -209,10 +215,12 @@ def main() -> None:
     for scheme in ('s3', 'gs') if options.store == 'all' else (options.store,):
       store_kills(want, out, survived, options.kills, draw, scheme)
   else:
-    random_signals(*common, options.kills, draw, signal.SIGKILL)
+    replayed = random_signals(*common, options.kills, draw, signal.SIGKILL)
+    if options.turns:
+      print(f'{replayed} episodes were replayed')
     if options.smoke:
       damages(*common, ['bit'])
-    else:
+    elif not options.turns:
       random_signals(*common, max(options.kills // 5, 1), draw, signal.SIGTERM)
       stages(*common)
       full_disk(*common)

@@ -4,9 +4,10 @@ python -m tests.bench.methods [--out runs/methods] [--methods grpo,dapo] [--seed
   [--retry] [--write] [--smoke]
 lib/method_job.py lays a method's objective, learner, rollout, curriculum, replay, rewards and adapter over
 configs/tiny.py with strings of up to 5 digits; methods that it cannot train are listed there with the reason. A run is
-a process of its own and one line of OUT/rows.jsonl, so that the same command goes on where it was killed. Runs that
-fail or take longer than --deadline_s are rows, too; --retry takes them again. After --hours no run begins. --plan
-prints the runs that are left and their estimated time. --write makes results/methods.md of a complete table.
+a process of its own and one line of results/methods.jsonl, so that the same command goes on where it was killed, on
+another machine too: each trains its own supervised starts, which differ by roundings. Runs that fail or take longer
+than --deadline_s are rows, too; --retry takes them again. After --hours no run begins. --plan prints the runs that are
+left and their estimated time. --write makes results/methods.md of a complete table.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def take_runs(runner: Runner, journal: pathlib.Path, left, hours: float) -> None
     if time.monotonic() > end:
       print(f'{hours} hours are over; the same command goes on.', file=sys.stderr)
       return
-    row = runner.run(method, seed)
+    row = runner.run(method, seed) | dict(machine=results.machine())
     method_rows.append(journal, row)
     shown = f'{row["mean"]:.1f} %' if row['status'] == method_rows.OK else row['status']
     text = f'{number} of {len(left)}: {method}, seed {seed}: {shown}, {row["wall_s"]:.0f} s'
@@ -191,7 +192,7 @@ def main() -> None:
     sides.prepare_smoke()
   out = pathlib.Path(options.out).absolute()
   out.mkdir(parents=True, exist_ok=True)
-  journal = out / 'rows.jsonl'
+  journal = results.path('methods.jsonl', options.smoke)
   with open(out / 'lock', 'w') as lock:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

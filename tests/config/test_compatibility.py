@@ -60,6 +60,15 @@ EXAMPLES: dict[tuple[str, str], tuple[str, ...]] = {
   ('objective.auxiliary_model', 'used'): ('objective.auxiliary_model.fn=critic',),
   ('objective.credit_assignment', 'not in'): ('objective.credit_assignment.fn=return_whitened',),
   ('objective.credit_assignment', 'in'): ('objective.credit_assignment.fn=gigpo', *EPISODES),
+  ('objective.divergence', 'used'): (
+    'objective.divergence.fn=reverse_kl',
+    'objective.teacher=smollm2-135m',
+  ),
+  ('objective.divergence', 'in'): ('objective.divergence.fn=none',),
+  ('objective.distillation', 'used'): (
+    'objective.distillation.fn=on_policy',
+    'objective.teacher=smollm2-135m',
+  ),
   ('objective.distillation', 'in'): ('objective.distillation.fn=none',),
   ('objective.reference', 'in'): ('objective.reference.fn=refreshed', 'objective.kl.fn=k3'),
   ('objective.teacher', 'in'): ('objective.teacher=',),
@@ -87,6 +96,7 @@ EXAMPLES: dict[tuple[str, str], tuple[str, ...]] = {
   ('rollout.draft', 'used'): ('rollout.draft.fn=coupled',),
   ('rollout.early_exit', 'not in'): ('rollout.early_exit.fn=repetition',),
   ('rollout.early_exit', 'used'): ('rollout.early_exit.fn=entropy',),
+  ('rollout.draft_head', 'used'): ('rollout.draft_head.fn=eagle',),
   ('rollout.length_head', 'used'): ('rollout.length_head.fn=discounted_return',),
   ('rollout.length_schedule', 'not in'): ('rollout.length_schedule.fn=stairs',),
   ('rollout.lockstep', 'in'): ('rollout.lockstep=False',),

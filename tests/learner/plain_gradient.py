@@ -56,8 +56,8 @@ def whole_rows(spec, batch):
   return tokens, start_Bx1, jnp.where(column < start_Bx1, in_prompt, in_row)
 
 
-def scores(spec, weights, batch, noise=None, entropy_gradient=False):
-  """Log-probabilities, entropies and confidences of all completions, a whole row after the other."""
+def hidden_states(spec, weights, batch, noise=None):
+  """The hidden states [B, T, D] that predict the tokens of completions, a whole row after the other."""
   tokens, start_Bx1, identity = whole_rows(spec, batch)
   T = batch.rollout.tokens_BxT.shape[1]
   column = jnp.arange(tokens.shape[1])[None]
@@ -78,10 +78,22 @@ def scores(spec, weights, batch, noise=None, entropy_gradient=False):
     expert_BxQxNxk=of_rows,
   )
   before = jnp.clip(start_Bx1 - 1 + jnp.arange(T)[None], 0, tokens.shape[1] - 1)
+  return jnp.take_along_axis(hidden, before[..., None], axis=1)
+
+
+def distributions(spec, weights, batch, noise=None):
+  """Log-probabilities [B, T, V] of all tokens of the vocabulary."""
+  hidden = hidden_states(spec, weights, batch, noise)
+  logits = decoder.head(spec.model.config, weights, hidden, spec.model.dtype)
+  return jax.nn.log_softmax(logits / spec.rollout.decode.temperature)
+
+
+def scores(spec, weights, batch, noise=None, entropy_gradient=False):
+  """Log-probabilities, entropies and confidences of all completions."""
   found = logprob.token_logp(
     spec.model.config,
     weights,
-    jnp.take_along_axis(hidden, before[..., None], axis=1),
+    hidden_states(spec, weights, batch, noise),
     jnp.asarray(batch.rollout.tokens_BxT),
     temperature=spec.rollout.decode.temperature,
     chunk_tokens=10**6,
@@ -150,9 +162,10 @@ def gradient(spec, state, batch, signal=None, noise=None):
     target, *planned = objective.plan_demonstrations(
       method, target, batch, spec.layout.group, state.step
     )
+  bonus, term = spec.objective.entropy_bonus, spec.objective.divergence
+  if term is not None:
+    target = target._replace(advantage_BxT=term.reward_weight * target.advantage_BxT)
   c_BxT, sums = objective.coefficients(method, target, *scored)
-
-  bonus = spec.objective.entropy_bonus
 
   def loss(params):
     weights = weights_of(spec, state, params)
@@ -160,11 +173,22 @@ def gradient(spec, state, batch, signal=None, noise=None):
     value = minus_sum(c_BxT, found.logp)
     if bonus is not None:
       value += minus_sum(bonus.coefficient(state.entropy_bonus) * target.weight_BxT, found.entropy)
+    if term is not None:
+      value += _divergence(spec, state, batch, weights, target, noise)
     if planned is not None:
       value += _demonstration_loss(spec, state, batch, weights, *planned[:2])
     return value
 
   return jax.grad(loss)(state.params), c_BxT, sums, target
+
+
+def _divergence(spec, state, batch, weights, target, noise):
+  free = batch._replace(rollout=batch.rollout._replace(expert_BxTxNxk=None))
+  theirs = distributions(teacher_spec(spec), state.teacher, free)
+  ours = distributions(spec, weights, batch, noise)
+  theirs = jax.nn.log_softmax(theirs[..., : ours.shape[-1]])
+  value_BxT = spec.objective.divergence.between(ours, theirs)
+  return -minus_sum(target.weight_BxT, value_BxT)
 
 
 def _demonstration_loss(spec, state, batch, weights, terms, token_weight):

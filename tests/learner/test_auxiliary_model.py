@@ -13,8 +13,8 @@ import pytest
 from jaxrl_llm.checkpointing import checkpoint
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner import auxiliary_model, empty_records, microbatch
 from jaxrl_llm.learner import compile as programs
-from jaxrl_llm.learner import empty_records
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import decoder
@@ -129,7 +129,40 @@ def test_a_critic_starts_at_0_and_learns_the_returns():
   assert state.auxiliary_model.params['value']['kernel'].shape == (MODEL.width,)
 
 
-@pytest.mark.parametrize('name', ['ppo', 'oprl'])
+def test_a_flow_learns_the_latents_of_right_rows_and_its_signal_waits():
+  (state, history), first = learned('rlfr', count=6), learned('rlfr', count=1)[0]
+  loss = [row['companion/loss'] for row in history]
+  assert min(loss[1:]) < loss[0] - 0.05 and all(
+    np.isfinite(list(row.values())).all() for row in history
+  )
+  assert set(state.auxiliary_model.params) == {'flow'}
+  assert (
+    moved(
+      first.auxiliary_model.params,
+      train_state.init_state(compiled('rlfr')[0], decoder.init(MODEL, 0)).auxiliary_model.params,
+    )
+    > 1e-3
+  )
+  # Rewards of tokens would give those of a row different advantages.
+  batch_, wrong = batch(), batch()._replace(correct_B=np.zeros(B, np.float32))
+  p, update = compiled('rlfr')
+  none, _ = update(train_state.init_state(p, decoder.init(MODEL, 0)), wrong)
+  started = train_state.init_state(p, decoder.init(MODEL, 0)).auxiliary_model
+  assert moved(none.auxiliary_model.opt_state, started.opt_state) <= 1  # the count alone
+  assert moved(none.auxiliary_model.params, started.params) == 0
+  waits = p.objective.method.auxiliary_model.flow
+  assert waits.after == 20
+  prompts = jax.tree.map(lambda x: x[None], microbatch.by_prompt(p, batch_))
+  for step, is_zero in ((19, True), (20, False)):
+    later = jax.device_get(state)._replace(step=np.int32(step))
+    run = jax.jit(lambda s, b: auxiliary_model.run(p, s, b)[1])
+    with jax.set_mesh(p.layout.mesh):
+      signal = np.asarray(run(later, prompts))[0]
+    assert (signal == 0).all() == is_zero
+  assert (signal[np.arange(T) >= batch_.rollout.length_B[:, None]] == 0).all()
+
+
+@pytest.mark.parametrize('name', ['ppo', 'oprl', 'rlfr'])
 def test_an_empty_batch_leaves_both_models_alone(name):
   p, update = compiled(name)
   before = jax.device_get(learned(name)[0])
@@ -141,7 +174,7 @@ def test_an_empty_batch_leaves_both_models_alone(name):
   assert all(np.isfinite(float(v)) for v in metrics.values())
 
 
-@pytest.mark.parametrize('name, bins', [('ppo', 1), ('oprl', 1), ('oprl', 2)])
+@pytest.mark.parametrize('name, bins', [('ppo', 1), ('oprl', 1), ('oprl', 2), ('rlfr', 2)])
 def test_microbatches_of_any_size_train_the_same_auxiliary_model(name, bins):
   """oprl compares rows of a group, which may be in different microbatches."""
   (full, history), (cut, history_cut) = (
@@ -157,8 +190,9 @@ def test_microbatches_of_any_size_train_the_same_auxiliary_model(name, bins):
   )
 
 
-def test_one_device_and_eight_train_the_same_critic():
-  (single, history), (many, history8) = learned('ppo'), learned('ppo', devices=8)
+@pytest.mark.parametrize('name', ['ppo', 'rlfr'])
+def test_one_device_and_eight_train_the_same_model(name):
+  (single, history), (many, history8) = learned(name), learned(name, devices=8)
   for key, value in history[0].items():
     np.testing.assert_allclose(history8[0][key], value, rtol=1e-4, atol=1e-4, err_msg=key)
   jax.tree.map(

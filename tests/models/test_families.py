@@ -33,7 +33,7 @@ torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
 import safetensors.torch  # noqa: E402
 
-from tests.models import test_parity  # noqa: E402
+from tests.models import test_parity, torch_float64  # noqa: E402
 from tests.models.test_parity import SIZES, reference, their_logits  # noqa: E402
 
 YARN = dict(rope_type='yarn', factor=4.0, original_max_position_embeddings=16, rope_theta=1e4)
@@ -472,6 +472,7 @@ def test_greedy_decoding_the_update_and_an_export_agree_with_transformers(case, 
   theirs = transformers.AutoModelForCausalLM.from_pretrained(
     to, dtype=torch.float32, attn_implementation='eager'
   ).eval()
+  torch_float64.rounded_once(theirs)
   T, left, right = 40, rows(5, 20, True), rows(5, 20, False)
   # Equal texts, padded on the side that each implementation expects.
   texts = [row[mask] for row, mask in zip(*left, strict=True)]

@@ -2,57 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models import decoder, positions
+from jaxrl_llm.models import decoder
 
 torch = pytest.importorskip('torch')
 pytest.importorskip('transformers')
 
-from tests.models import test_families, test_parity  # noqa: E402
+from tests.models import test_families, test_parity, torch_float64  # noqa: E402
 
 CASES = test_parity.CASES | test_families.CASES
-
-
-class Numpy64:
-  """numpy, whose float32 is float64."""
-
-  float32 = np.float64
-
-  def __getattr__(self, name):
-    return getattr(np, name)
-
-
-@contextlib.contextmanager
-def float64_for_float32():
-  """Within, float32 is float64: models convert norms, softmaxes, decays and frequencies to it by name."""
-  usual = torch.get_default_dtype()
-  with pytest.MonkeyPatch.context() as patch:
-    for name in ('float32', 'float'):
-      patch.setattr(torch, name, torch.float64)
-    patch.setattr(torch.Tensor, 'float', torch.Tensor.double)
-    patch.setattr(jnp, 'float32', jnp.float64)
-    patch.setattr(positions, 'np', Numpy64())
-    torch.set_default_dtype(torch.float64)
-    try:
-      with jax.enable_x64(True):
-        yield
-    finally:
-      torch.set_default_dtype(usual)
-
-
-def with_exact_frequencies(model):
-  """The model with rotary embeddings made anew: powers in float32 differ between torch, numpy and kinds of CPU."""
-  for name, module in model.named_modules():
-    if any(key.endswith('inv_freq') for key, _ in module.named_buffers(recurse=False)):
-      parent, _, last = name.rpartition('.')
-      setattr(model.get_submodule(parent), last, type(module)(module.config))
-  return model
 
 
 def gap_of(case):
@@ -69,10 +31,8 @@ def test_logits_in_float64_equal_those_of_transformers(case, tmp_path):
   for count, tokens, left in ((4, 40, True), (2, 300, False)):
     config, params = test_families.loaded(tmp_path, tokens)
     tokens_BxS, mask_BxS = test_families.rows(count, tokens, left)
-    with float64_for_float32():
-      theirs = test_parity.their_logits(
-        with_exact_frequencies(model.double()), tokens_BxS, mask_BxS
-      )
+    with torch_float64.float64_for_float32():
+      theirs = test_parity.their_logits(model.double(), tokens_BxS, mask_BxS)
       params = jax.tree.map(lambda x: jnp.asarray(np.asarray(x, np.float64)), params)
       ours = np.asarray(decoder.forward(config, params, tokens_BxS, mask_BxS, dtype='float64'))
     assert theirs.dtype == ours.dtype == np.float64

@@ -28,7 +28,7 @@ SETTINGS = dict(
   solved_by_group=dict(prompt_tokens=16),
   solved_by_data=dict(prompt_tokens=16),
 )
-BESIDE = dict(gae='critic', process='outcome', steps='preference')
+BESIDE = dict(gae='critic', process='outcome', steps='preference', flow='flow')
 
 
 def spec(stage, name):

@@ -145,6 +145,7 @@ def change(d, **new):
 ARRAYS = (
   *('x', 'old', 'behavior', 'reference', 'entropy', 'confidence', 'collision', 'values'),
   'process',
+  'deviation',
 )
 TOKENS = (*ARRAYS, 'mask', 'age', 'moved')
 

@@ -155,12 +155,18 @@ DEFAULTS = {
     gae=[1.0, 1.0, True],
     process=[1.0, 1.0, True, True],
     steps=[1.0, 1e-6],
-    gigpo=[1.0, 0.95, 1e-6],
+    flow=[0.01, 0.6, 15],
+    gigpo=[1.0, 0.95, True, 1e-6],
     turn_grouped=[0.0, 1e-6],
     turn_whitened=[3.0, 1e-6],
     return_whitened=[1.0],
   ),
-  'auxiliary_model': dict(critic=[1e-5, 0.5], outcome=[1e-6, 0.05], preference=[1e-6, 0.05]),
+  'auxiliary_model': dict(
+    critic=[1e-5, 0.5],
+    outcome=[1e-6, 0.05],
+    preference=[1e-6, 0.05],
+    flow=[1e-4, (0.25, 0.5, 0.75), 4, 0.8, 0],
+  ),
   'importance_correction': dict(
     token_truncate=[0.0, 2.0],
     sequence_truncate=[0.0, 5.0],
@@ -331,6 +337,31 @@ def test_lite_ppo_is_grpo_up_to_a_constant_where_groups_are_alike():
   one, other = run(d, advantage='batch_normalized')[0], run(d)[0]
   ratio = one[other != 0] / other[other != 0]
   np.testing.assert_allclose(ratio, ratio[0], rtol=1e-10)
+
+
+def test_rlfr_of_latents_on_the_flow_is_grpo_and_its_rewards_are_of_the_tokens_ahead():
+  d = data()
+  plain = run(d, trust_region='dual_clip')[0]
+  for deviation in (0 * d.deviation, 0 * d.deviation + 0.7):
+    same(run(change(d, deviation=deviation), **of('rlfr'))[0], plain)
+  same(run(d, **of('rlfr', credit_assignment=dict(fn='flow', coef=0.0)))[0], plain)
+  # One latent off the flow lowers the advantages up to its token, and none after it.
+  b = int(np.argmax(d.length))
+  far = 0 * d.deviation
+  far[b, 2] = 1.0
+  method = objective.method(settings(**of('rlfr')))
+  advantage = lambda d: np.asarray(  # noqa: E731
+    objective.targets(method, batch(d), G, d.deviation).advantage_BxT
+  )
+  fall = advantage(change(d, deviation=0 * far)) - advantage(change(d, deviation=far))
+  want = np.zeros(d.mask.shape)
+  want[b, :3] = 0.3
+  np.testing.assert_allclose(fall, want, atol=1e-12)
+  assert d.length[b] > 3
+  far[b, d.length[b] - 1] = 9.0  # the last token of a row is not read
+  np.testing.assert_allclose(
+    advantage(change(d, deviation=far)), advantage(change(d, deviation=far * (far < 9)))
+  )
 
 
 def test_the_baseline_of_least_variance_is_the_mean_where_all_rows_pull_alike():

@@ -1,0 +1,294 @@
+"""Draft head: it changes no token, learns in the update, and drafts only where that pays."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_job
+
+from jaxrl_llm import step as steps
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner import compile as programs
+from jaxrl_llm.learner import empty_records
+from jaxrl_llm.learner import state as train_state
+from jaxrl_llm.learner.spec_from_config import make_spec
+from jaxrl_llm.models import decoder
+from jaxrl_llm.rollout import draft_head
+from jaxrl_llm.types import ModelConfig, Prompts, UserError
+
+P, G, L, T, V, K = 6, 4, 4, 20, 12, 3
+MODEL = ModelConfig(
+  vocab=V, width=16, layers=2, heads=2, kv_heads=1, head_dim=8, mlp=24, max_tokens=64
+)
+HEAD = dict(fn='eagle', tokens=K, learning_rate=1e-2, clip_norm=10.0)
+STEPS = 60
+
+
+def spec(devices=1, slots=0, rate=1e-9, **head):
+  """Weights that hardly move, unless `rate` says so; head=None is the plain loop."""
+  c = configs.default()
+  c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
+  c.optimizer.learning_rate, c.rollout.slots, c.temperature = rate, slots, 0.7
+  c.mesh.data, c.mesh.fsdp = (2, 1) if devices == 2 else (1, 1)
+  with c.ignore_type():
+    c.rollout.draft_head = dict(fn='none') if head.get('fn') == 'none' else HEAD | head
+  return make_spec(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:devices]))
+
+
+def params():
+  return jax.tree.map(lambda x: x * 1.5, decoder.init(MODEL, 0))
+
+
+def alike():
+  """A policy that has the same hidden state behind any text: all tokens are embedded alike."""
+  weights = params()
+  table = weights['embed']['embedding']
+  weights['embed']['embedding'] = jnp.broadcast_to(table[:1], table.shape) * 1.0
+  return weights
+
+
+def make_prompts(born=0):
+  r = np.random.default_rng(0)
+  index_P = np.arange(P, dtype=np.int32)
+  tokens_PxL = r.integers(0, V, (P, L)).astype(np.int32)
+  return Prompts(
+    tokens_PxL, index_P % L + 1, index_P, np.full(P, born, np.int32), np.zeros(P, np.float32)
+  )
+
+
+@functools.cache
+def sampling(**changes):
+  made = spec(**changes)
+  return jax.jit(functools.partial(steps.generate, made))
+
+
+def sample(state, born=0, **changes):
+  rollout, metrics, _ = sampling(**changes)(state, make_prompts(born))
+  return jax.tree.map(np.asarray, rollout), {k: float(v) for k, v in metrics.items()}
+
+
+def train(made, count):
+  """(state, metrics, batch that was learned) of each step."""
+  call, batch = steps.compile_step(made), empty_records.empty_batch(made)
+  state, history = train_state.init_state(made, params()), []
+  for index in range(count):
+    prompts, learned = make_prompts(index), batch
+    state, rollout, metrics = call(state, batch, prompts, None, None, np.int32(T))
+    rollout = jax.tree.map(np.asarray, rollout)
+    right_B = (np.arange(P * G) % 2).astype(np.float32)
+    batch = batch._replace(prompts=prompts, rollout=rollout, reward_B=right_B, correct_B=right_B)
+    history.append((jax.device_get(state), jax.device_get(metrics), learned))
+  return history
+
+
+@pytest.fixture(scope='module')
+def learned():
+  return train(spec(), STEPS)
+
+
+def assert_same_tokens(got, want):
+  for name in ('tokens_BxT', 'length_B', 'reason_B'):
+    np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
+  np.testing.assert_allclose(got.logp_BxT, want.logp_BxT, atol=1e-4)
+
+
+@pytest.mark.parametrize('slots', [0, 5])
+@pytest.mark.parametrize('is_trained', [False, True])
+def test_drafts_change_no_token(learned, slots, is_trained):
+  state = train_state.init_state(spec(), params())
+  if is_trained:
+    state = state._replace(rollout_head=learned[-1][0].rollout_head)
+  want, _ = sample(state._replace(rollout_head=None), born=99, fn='none')
+  got, metrics = sample(state, born=99, slots=slots, cost=0.0)
+  assert_same_tokens(got, want)
+  assert metrics['generate/draft_head_offered'] > 0
+
+
+def test_a_head_that_knows_the_hidden_states_has_all_its_drafts_accepted():
+  """At the start a head predicts no change, which is right where all texts look alike."""
+  state = train_state.init_state(spec(), alike())
+  plain, before = sample(state._replace(rollout_head=None), fn='none')
+  got, metrics = sample(state, cost=0.0)
+  assert_same_tokens(got, plain)
+  # Each iteration samples 1 + K tokens of a row, but for its last one.
+  turns_B = -(-(got.length_B - 1) // (K + 1))
+  assert metrics['generate/draft_head_turns'] == turns_B.sum()
+  assert metrics['generate/draft_head_kept'] == (got.length_B - 1).sum() - turns_B.sum()
+  assert metrics['generate/rounds'] < before['generate/rounds'] / 2
+
+
+def logits(weights, tokens):
+  """Hidden states and logits [tokens, V] of a text."""
+  tokens_1xS, mask_1xS = jnp.asarray(tokens)[None], jnp.ones((1, len(tokens)), bool)
+  hidden, _, _ = decoder.apply(
+    MODEL, weights, tokens_1xS, jnp.arange(len(tokens))[None], jnp.tril(mask_1xS[:, :, None] & mask_1xS[:, None])
+  )  # fmt: skip
+  return hidden[0], decoder.head(MODEL, weights, hidden, 'float32')[0]
+
+
+def drafts(head, policy, batch):
+  """(k, token, log-probs of the policy and of the draft [V]) of every draft token, k from 1, draft by draft."""
+  unit = lambda x: x / jnp.sqrt((x**2).mean() + 1e-6)  # noqa: E731
+  found = []
+  for p in range(P):  # the first rollout of each prompt
+    length = int(batch.prompts.length_P[p])
+    own = batch.rollout.tokens_BxT[p * G, : batch.rollout.length_B[p * G]]
+    hidden, right = logits(policy, np.concatenate([batch.prompts.tokens_PxL[p, :length], own]))
+    for start in range(len(own) - 1):  # a draft begins behind own[start]
+      h = hidden[length - 1 + start]
+      for at in range(start + 1, min(start + K, len(own) - 1) + 1):
+        inputs = jnp.concatenate([unit(h), unit(policy['embed']['embedding'][own[at - 1]])])
+        h = h + jax.nn.silu(inputs @ head['w1'] + head['b1']) @ head['w2']
+        both = right[length - 1 + at], decoder.head(MODEL, policy, h[None], 'float32')[0]
+        found.append((at - start, own[at], *(jax.nn.log_softmax(x / 0.7) for x in both)))
+  return found
+
+
+def expected_loss(head, policy, batch):
+  """Σ_k 0.8^(k − 1) · the mean of KL(policy ‖ draft token k)."""
+  kl = lambda k: jnp.stack(  # noqa: E731
+    [(jnp.exp(p) * (p - q)).sum() for j, _, p, q in drafts(head, policy, batch) if j == k]
+  )
+  return sum(0.8**k * kl(k + 1).mean() for k in range(K))
+
+
+def expected_metrics(head, policy, batch):
+  """Mean KL of first draft tokens, and the expected number of accepted ones of a draft, and of first ones."""
+  kl, accepted, chain = [], np.zeros(K), 1.0
+  for k, token, p, q in drafts(head, policy, batch):
+    kl += [float((jnp.exp(p) * (p - q)).sum())] * (k == 1)
+    (a, b), (c, d) = (
+      np.cumsum(np.concatenate([[0], np.exp(np.float64(x))]))[token : token + 2] for x in (p, q)
+    )
+    chain = (1.0 if k == 1 else chain) * max(min(b, d) - max(a, c), 0) / (b - a)
+    accepted[k - 1] += chain
+  return np.mean(kl), accepted.sum() / len(kl), accepted[0] / len(kl)
+
+
+def test_a_step_is_one_of_adam_on_the_loss_of_whole_rows():
+  """The policy is that which samples next."""
+  made = spec(rate=1e-2)
+  (before, _, _), (state, metrics, batch) = train(made, 2)
+  head = before.rollout_head
+  kl, accepted, first = expected_metrics(head.params, state.params, batch)
+  assert metrics['draft_head/kl'] == pytest.approx(kl, rel=1e-4)
+  assert metrics['draft_head/accepted'] == pytest.approx(accepted, rel=1e-4)
+  assert metrics['draft_head/first_accepted'] == pytest.approx(first, rel=1e-4)
+  assert state.rollout_head.accepted == pytest.approx(0.1 * accepted, rel=1e-4)
+  grads = jax.grad(expected_loss)(head.params, state.params, batch)
+  got = jax.tree.map(lambda m: m / (1 - 0.9), state.rollout_head.opt_state[1][0].mu)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, grads)
+
+
+def test_the_policy_learns_what_it_learns_without_a_head():
+  (_, _, _), (with_head, _, _) = train(spec(rate=1e-2), 2)
+  (_, _, _), (without, _, _) = train(spec(rate=1e-2, fn='none'), 2)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), with_head.params, without.params
+  )
+
+
+def test_the_head_learns_and_starts_to_draft_where_that_pays(learned):
+  first, last = learned[1][1], learned[-1][1]
+  assert last['draft_head/kl'] < 0.7 * first['draft_head/kl']
+  state = train_state.init_state(spec(), params())
+  for accepted, proposes in ((0.4, False), (0.6, True)):
+    head = learned[-1][0].rollout_head._replace(accepted=np.float32(accepted))
+    _, metrics = sample(state._replace(rollout_head=head), born=99)
+    assert (metrics['generate/draft_head_offered'] > 0) == proposes, 'the default cost is 1.5'
+
+
+def test_agreement_is_that_of_two_draws_by_one_uniform():
+  r = np.random.default_rng(0)
+  p, q = (np.log(r.dirichlet(np.ones(5), 7)) for _ in range(2))
+  uniform = (np.arange(200_000) + 0.5) / 200_000
+  for row in range(7):
+    drawn = [np.searchsorted(np.cumsum(np.exp(x[row])), uniform) for x in (p, q)]
+    for token in range(5):
+      mine = drawn[0] == token
+      want = (drawn[1][mine] == token).mean()
+      got = draft_head._agreement(p[row], q[row], np.int32(token))
+      assert got == pytest.approx(want, abs=1e-3)
+
+
+def test_rows_without_tokens_and_other_rollouts_do_not_count():
+  made = spec()
+  state, _, batch = train(made, 2)[-1]
+  update = programs.compile_update(made)
+  length_B = np.array(batch.rollout.length_B)
+  length_B[np.arange(P * G) % G > 0] = 0
+  length_B[:G] = 0
+
+  def learned(batch):
+    return jax.device_get(update(jax.tree.map(np.array, state), batch)[0].rollout_head.params)
+
+  fewer = batch._replace(rollout=batch.rollout._replace(length_B=length_B))
+  nonsense = np.where(np.arange(T)[None] < length_B[:, None], batch.rollout.tokens_BxT, 5)
+  other = fewer._replace(rollout=fewer.rollout._replace(tokens_BxT=nonsense.astype(np.int32)))
+  jax.tree.map(np.testing.assert_array_equal, learned(other), learned(fewer))
+  nothing = batch._replace(rollout=batch.rollout._replace(length_B=0 * length_B))
+  jax.tree.map(
+    np.testing.assert_array_equal, learned(nothing), jax.device_get(state.rollout_head.params)
+  )
+
+
+def test_two_devices_train_the_head_of_one(learned):
+  for one, two in zip(learned, train(spec(devices=2), 4), strict=False):
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4),
+      one[0].rollout_head,
+      two[0].rollout_head,
+    )
+    assert two[1]['draft_head/kl'] == pytest.approx(one[1]['draft_head/kl'], rel=1e-3, abs=1e-6)
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
+  """With a lag, so that the pending step depends on the head, which always drafts."""
+  config = tiny_job.config_file(
+    tmp_path,
+    **tiny_job.UNTAUGHT,
+    steps=6,
+    mode='lag',
+    checkpoint=dict(every=3, keep=2),
+    rollout=dict(slots=4, draft_head=dict(fn='eagle', tokens=2, cost=0.0, learning_rate=1e-2)),
+    evaluation=dict(every=0, prompts=8, samples=0),
+  )
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'whole'))
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'run', '--config.steps=3'))
+  assert 'resuming at step 3' in tiny_job.finish(tiny_job.start(config, tmp_path / 'run'))
+  rows = tiny_job.rows(tmp_path / 'whole')
+  assert tiny_job.rows(tmp_path / 'run') == rows
+  assert rows[-1]['draft_head/kl'] > 0 and rows[-1]['generate/draft_head_offered'] > 0
+
+
+@pytest.mark.parametrize(
+  'settings, message',
+  [
+    (dict(tokens=0), 'tokens=0 must be at least 1'),
+    (dict(rollouts=0), 'rollouts=0 must be at least 1'),
+    (dict(width=-1), 'width=-1 must be at least 0'),
+    (dict(learning_rate=0.0), 'learning_rate=0.0 must be finite and above 0'),
+    (dict(cost=-1.0), 'cost=-1.0 must be finite and at least 0'),
+    (dict(memory=1.0), 'memory=1.0 must be from 0 up to but not including 1'),
+  ],
+)
+def test_invalid_settings_raise_user_errors(settings, message):
+  with pytest.raises(UserError, match=message):
+    draft_head.eagle(**settings)
+
+
+@pytest.mark.parametrize(
+  'settings, message',
+  [
+    (dict(tokens=T), f'draft_head.tokens={T} must be below config.completion_tokens={T}'),
+    (dict(rollouts=G + 1), f'draft_head.rollouts={G + 1} must be at most config.rollouts={G}'),
+  ],
+)
+def test_settings_beyond_the_job_raise_user_errors(settings, message):
+  with pytest.raises(UserError, match=message):
+    spec(**settings)
