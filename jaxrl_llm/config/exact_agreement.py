@@ -47,7 +47,7 @@ ROWS = (
   _row(Condition('rollout.windows', 'above', 1), _COLUMNS, 'set --config.rollout.windows=1'),
   *(
     _row(Condition(f'rollout.{name}'), _COLUMNS, f'set --config.rollout.{name}.fn=none')
-    for name in ('stop', 'draft', 'pruning', 'tree')
+    for name in ('stop', 'draft', 'draft_head', 'pruning', 'tree')
   ),
   _row(Condition('rollout.ngram.draft'), _COLUMNS, 'set --config.rollout.ngram.draft=0'),
   _row(Condition('environment'), _COLUMNS, 'set --config.environment.fn=none'),

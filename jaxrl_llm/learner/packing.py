@@ -162,8 +162,9 @@ def lay_out(spec: PackingSpec, rows: Rows, plan: Plan, number: jax.Array, width:
   if spec.align > 1:
     copied_NxS = of_seat(copied_NxJ)
     is_token_NxS &= ~is_prompt_NxS | (offset_NxS + copied_NxS < prompt_tokens_NxS)
-  place_NxS = jnp.where(is_prompt_NxS, offset_NxS + copied_NxS, offset_NxS)
-  place_NxS = jnp.where(is_token_NxS, place_NxS, 0)
+  place_NxS = jnp.where(
+    is_token_NxS, jnp.where(is_prompt_NxS, offset_NxS + copied_NxS, offset_NxS), 0
+  )
 
   length_F = jnp.where(exists_NxJ, rows.length_B[row_NxJ], 0).ravel()
   end_F = jnp.cumsum(length_F)
