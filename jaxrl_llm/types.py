@@ -336,6 +336,7 @@ class ModelConfig(
   embed_scale: float = 1.0  # factor on embeddings, not on a tied head
   residual_scale: float = 1.0  # factor on what attention and MLP add to the residual stream
   logit_scale: float = 1.0  # factor on logits
+  is_exact: bool = False  # no bit of a token depends on other rows: `models/exact.py`
 
   @property
   def mixtures(self) -> int:

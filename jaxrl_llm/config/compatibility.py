@@ -13,6 +13,7 @@ import ml_collections
 from jaxrl_llm.config import (
   draft_heads,
   endpoint_settings,
+  exact_agreement,
   quantized_base,
   recurrent_models,
   replayed_groups,
@@ -356,7 +357,7 @@ ROWS: tuple[Row, ...] = (
   *(*_GROUPS, *replayed_groups.ROWS, *teacher_settings.ROWS),
   *_HINTS,
   *_MULTI_TURN,
-  *(*endpoint_settings.ROWS, *BATCHED_TURNS),
+  *(*endpoint_settings.ROWS, *BATCHED_TURNS, *exact_agreement.ROWS),
 )
 
 

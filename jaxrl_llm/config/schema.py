@@ -53,6 +53,8 @@ class LearnerConfig(Section):
   # xla, or on TPUs splash: a kernel that computes no masked scores and writes none to memory; auto = splash on TPUs
   # for completions of 2,048 tokens or more, where it goes with the model and the mesh
   attention: str = 'auto'
+  # of log-probs in sampling and update: exact = no bit differs, in bfloat16 on CPUs; off
+  agreement: str = 'off'
   quantize: bool = False  # the forward pass reads kernels rounded as in rollout.weights_dtype
   # tokens of a mixture go to the experts that were chosen while sampling (R3)
   replay_experts: bool = False

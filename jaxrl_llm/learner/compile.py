@@ -104,6 +104,14 @@ def _shardings(spec: StepSpec) -> tuple[jax.sharding.NamedSharding, jax.sharding
   return sharding.rows(spec.layout.mesh), sharding.replicated(spec.layout.mesh)
 
 
+def options(spec: StepSpec) -> dict[str, str | bool]:
+  """XLA's options for the programs of a step."""
+  chosen: dict[str, str | bool] = {**hardware.compiler_options(spec.layout.mesh.devices.flat[0])}
+  if spec.model.config.is_exact:  # else which values are rounded depends on what is fused
+    chosen['xla_allow_excess_precision'] = False
+  return chosen
+
+
 def _compiled(
   spec: StepSpec,
   run: Callable,
@@ -122,7 +130,7 @@ def _compiled(
     donate_argnums=donated,
     in_shardings=arguments,
     out_shardings=results,
-    compiler_options=hardware.compiler_options(spec.layout.mesh.devices.flat[0]),
+    compiler_options=options(spec),
   )
   if jax.process_count() == 1:
     return compiled

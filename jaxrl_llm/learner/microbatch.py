@@ -257,7 +257,7 @@ def packed_hidden_states(
     params,
     tokens_RxS,
     _merge(layout.position_NxS),
-    attention_mask(copy_RxS, part_RxS),
+    attention_mask(copy_RxS, part_RxS, spec.model.config.is_exact),
     dtype=spec.model.dtype,
     remat=spec.update.remat,
     noise=None if noise is None else decoder.Noise(*noise, microbatch.identity_RxS),
@@ -271,13 +271,15 @@ def packed_hidden_states(
   return jnp.take_along_axis(hidden_ZxNSxD, layout.source_U[..., None], axis=1)
 
 
-def attention_mask(copy_RxS: jax.Array, part_RxS: jax.Array) -> jax.Array:
+def attention_mask(copy_RxS: jax.Array, part_RxS: jax.Array, parts: bool = False) -> jax.Array:
   """Bool [R, S, S]: a token attends to its copy of the prompt and to its own completion, up to itself."""
   S = copy_RxS.shape[1]
   same_copy = copy_RxS[:, :, None] == copy_RxS[:, None, :]
   part_of_key = part_RxS[:, None, :]
   visible = (part_of_key == 0) | (part_of_key == part_RxS[:, :, None])
-  return same_copy & visible & (copy_RxS[:, None, :] > 0) & jnp.tril(jnp.ones((1, S, S), bool))
+  mask = same_copy & visible & (copy_RxS[:, None, :] > 0) & jnp.tril(jnp.ones((1, S, S), bool))
+  # 1: a key of the row's prompt, 2: of its completion, which sampling sums apart
+  return mask * jnp.where(part_of_key == 0, 1, 2).astype(jnp.int8) if parts else mask
 
 
 def packed_scores(

@@ -8,10 +8,12 @@ bin, U predicted tokens of a microbatch, F = N·J rows of a microbatch.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+
+Tokens = TypeVar('Tokens', int, float, jax.Array)
 
 
 class PackingSpec(NamedTuple):
@@ -22,6 +24,7 @@ class PackingSpec(NamedTuple):
   predicted: int  # tokens of completions in a bin, at most
   rows: int  # J, at most
   shares_prompt: bool  # rows of a bin share a copy of their prompt; False: each has its own
+  align: int = 1  # prompts and completions begin at multiples of it
 
 
 class Rows(NamedTuple):
@@ -70,6 +73,11 @@ class Layout(NamedTuple):
   is_real_FxT: jax.Array  # bool
 
 
+def aligned(align: int, tokens: Tokens) -> Tokens:
+  """The next multiple of `align`."""
+  return tokens if align == 1 else -(-tokens // align) * align
+
+
 def make_plan(spec: PackingSpec, rows: Rows) -> Plan:
   """Places learned rows into the first bins that have room, groups with many tokens first; O(rows²) steps."""
   B, J = rows.length_B.shape[0], spec.rows
@@ -82,8 +90,9 @@ def make_plan(spec: PackingSpec, rows: Rows) -> Plan:
 
   def place(carry, row):
     free_K, predicted_K, count_K, last_bin, last_prompt = carry
-    prompt, tokens, length = prompt_B[row], rows.encoded_B[row], rows.length_B[row]
-    whole = rows.prompt_P[prompt] + tokens
+    prompt, length = prompt_B[row], rows.length_B[row]
+    tokens = aligned(spec.align, rows.encoded_B[row])
+    whole = aligned(spec.align, rows.prompt_P[prompt]) + tokens
     has_copy = (prompt == last_prompt) & spec.shares_prompt
     room_K = (count_K < J) & (predicted_K + length <= spec.predicted)
     joins = has_copy & (free_K[last_bin] >= tokens) & room_K[last_bin]
@@ -135,7 +144,8 @@ def lay_out(spec: PackingSpec, rows: Rows, plan: Plan, number: jax.Array, width:
   # A row stands behind the last copy before it.
   copy_NxJ = jax.lax.cummax(jnp.where(copies_NxJ, jnp.arange(J)[None], 0), axis=1)
   copy_start_NxJ = jnp.take_along_axis(start_NxJ, copy_NxJ, axis=1)
-  own_NxJ = start_NxJ + jnp.where(copies_NxJ, tokens_NxJ, 0)  # where the completion starts
+  copied_NxJ = aligned(spec.align, tokens_NxJ)
+  own_NxJ = start_NxJ + jnp.where(copies_NxJ, copied_NxJ, 0)  # where the completion starts
   last_NxJ = copy_start_NxJ + tokens_NxJ - 1  # the prompt's last token
 
   column_1xS = jnp.arange(S)[None]
@@ -148,8 +158,13 @@ def lay_out(spec: PackingSpec, rows: Rows, plan: Plan, number: jax.Array, width:
   encoded_NxS = of_seat(rows.encoded_B[row_NxJ])
   is_token_NxS = has_row_NxS & (offset_NxS < encoded_NxS)
   prompt_tokens_NxS = of_seat(tokens_NxJ)
-  place_NxS = jnp.where(is_prompt_NxS, offset_NxS + prompt_tokens_NxS, offset_NxS)
-  place_NxS = jnp.where(is_token_NxS, place_NxS, 0)
+  copied_NxS = prompt_tokens_NxS
+  if spec.align > 1:
+    copied_NxS = of_seat(copied_NxJ)
+    is_token_NxS &= ~is_prompt_NxS | (offset_NxS + copied_NxS < prompt_tokens_NxS)
+  place_NxS = jnp.where(
+    is_token_NxS, jnp.where(is_prompt_NxS, offset_NxS + copied_NxS, offset_NxS), 0
+  )
 
   length_F = jnp.where(exists_NxJ, rows.length_B[row_NxJ], 0).ravel()
   end_F = jnp.cumsum(length_F)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from absl import logging
 
 from jaxrl_llm.config.schema import Config
+from jaxrl_llm.models import exact
 from jaxrl_llm.types import UserError
 
 # Bytes of a number. Types of one byte have a scale for each channel.
@@ -39,6 +40,31 @@ def sampling_dtype(config: Config, dtype: str) -> str:
       'for the same numbers; set it to auto.'
     )
   return requested
+
+
+def is_exact(config: Config, dtype: str, on_cpu: bool) -> bool:
+  """Whether log-probs of sampling and update have the same bits.
+
+  Raises UserError for an unknown value, and for a type or a device whose products are not known to allow it.
+  """
+  name = config.learner.agreement
+  if name not in ('off', 'exact'):
+    raise UserError(f'config.learner.agreement={name!r} is unknown; choose one of: off, exact.')
+  if name == 'off':
+    return False
+  off = 'or set --config.learner.agreement=off'
+  if dtype != 'bfloat16' or not on_cpu:
+    where = 'CPUs' if on_cpu else 'devices other than CPUs'
+    raise UserError(
+      f"config.learner.agreement='exact' needs products whose bits do not depend on the number of rows, and those of "
+      f'{dtype} on {where} do, or are not known not to; set --config.dtype=bfloat16 on a CPU, {off}.'
+    )
+  if not exact.has_exact_products():
+    raise UserError(
+      "config.learner.agreement='exact' needs products whose bits do not depend on the number of rows, and those of "
+      f'bfloat16 on this CPU do; take one with instructions for bfloat16 (AVX512_BF16), {off}.'
+    )
+  return True
 
 
 def check(config: Config, dtype: str, recomputes_old: bool) -> None:

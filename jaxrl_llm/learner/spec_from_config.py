@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -11,7 +12,14 @@ from jaxrl_llm.config import compatibility
 from jaxrl_llm.config.schema import Config, typed
 from jaxrl_llm.config.stages import pick
 from jaxrl_llm.distributed import sharding, slices
-from jaxrl_llm.learner import attention_kernels, device_memory, inner_steps, lora, precision
+from jaxrl_llm.learner import (
+  attention_kernels,
+  device_memory,
+  inner_steps,
+  lora,
+  packing,
+  precision,
+)
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.optimizer import make_optimizer
 from jaxrl_llm.learner.packing import PackingSpec
@@ -23,7 +31,7 @@ from jaxrl_llm.learner.step_spec import (
   StepSpec,
   UpdateSpec,
 )
-from jaxrl_llm.models import positions
+from jaxrl_llm.models import exact, positions
 from jaxrl_llm.objective import activation_noise, contracts, divergence, entropy_bonus, reference
 from jaxrl_llm.objective.method_spec import Method
 from jaxrl_llm.replay import dynamic_sampling, reuse
@@ -57,6 +65,7 @@ def _model_facts(
   facts = {f'mesh.{axis}': mesh.shape[axis] for axis in sharding.AXES[2:]}
   models = [model] if teacher is None else [model, teacher]
   of_model = {name: getattr(model, name) for name in ('experts', 'latent')}
+  of_model['inexact'] = exact.inexact_parts(model)
   of_models = dict(
     window=max(m.window for m in models),
     chunked=any(m.chunked for m in models),
@@ -104,6 +113,8 @@ def make_spec(
   config = typed(config)
   model = positions.for_context(model, config.longest_prompt_tokens + config.completion_tokens)
   dtype = precision.compute_dtype(config, on_cpu(mesh))
+  if precision.is_exact(config, dtype, on_cpu(mesh)):
+    model = dataclasses.replace(model, is_exact=True)
   method = objective.method(config.objective)._replace(weight_K=rewards.weights(config.rewards))
   facts = _facts(config, method) | _model_facts(mesh, model, teacher)
   config = attention_kernels.choose(config, model, mesh, facts)
@@ -186,7 +197,9 @@ def _packing(
   `batch`: slots of a batch, and rows of a slot.
   """
   L, T, (slots, group) = config.prompt_tokens, config.completion_tokens, batch
-  longest, whole = L + T - 1, L + group * T
+  align = exact.ALIGNMENT if model.config.is_exact else 1
+  L, read = (packing.aligned(align, tokens) for tokens in (L, T - 1))
+  longest, whole = L + read, L + group * (read + 1)
   shards = sharding.rows_shards(mesh, sharding.UPDATE_ROWS)
   prompts = slots // config.learner.minibatches // shards
   rows = prompts * group
@@ -195,6 +208,12 @@ def _packing(
   most = -(-rows * longest // bin_tokens)  # bins that hold every row beside a prompt of its own
   recurrent = any(m.is_recurrent for m in (model.config, model.teacher) if m is not None)
   tokens = config.learner.microbatch_tokens or (_CPU_TOKENS if on_cpu(mesh) else _TOKENS)
+  if model.config.is_exact and bin_tokens > exact.MOST_COLUMNS:
+    raise UserError(
+      f'config.prompt_tokens={config.prompt_tokens} and config.completion_tokens={T} need {bin_tokens} columns, and '
+      f'with more than {exact.MOST_COLUMNS} a sum depends on where its keys lie; lower them, or set '
+      '--config.learner.agreement=off.'
+    )
   return PackingSpec(
     bins=min(max(1, tokens // bin_tokens), most),
     tokens=bin_tokens,
@@ -203,6 +222,7 @@ def _packing(
     rows=min(rows, max(group, _BIN_ROWS)),
     # A state goes on from one prompt to one completion.
     shares_prompt=config.learner.attention == 'xla' and not recurrent,
+    align=align,
   )
 
 

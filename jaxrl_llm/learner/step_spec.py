@@ -12,7 +12,7 @@ from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner.inner_steps import LastTurnFirst, SlowFast
 from jaxrl_llm.learner.lora import LoraSettings
 from jaxrl_llm.learner.optimizer import Schedule
-from jaxrl_llm.learner.packing import PackingSpec
+from jaxrl_llm.learner.packing import PackingSpec, aligned
 from jaxrl_llm.objective.activation_noise import Layers
 from jaxrl_llm.objective.divergence import Divergence
 from jaxrl_llm.objective.entropy_bonus import EntropyBonus
@@ -136,7 +136,11 @@ def full_bins(spec: StepSpec) -> int:
   layout, size = spec.layout, spec.update.packing
   prompts = layout.slots // spec.update.minibatches
   prompts //= sharding.rows_shards(layout.mesh, sharding.UPDATE_ROWS)
-  whole = layout.prompt_tokens + layout.group * (spec.rollout.decode.max_tokens - 1)
+  prompt, read = (
+    aligned(size.align, tokens)
+    for tokens in (layout.prompt_tokens, spec.rollout.decode.max_tokens - 1)
+  )
+  whole = prompt + layout.group * read
   fit = rows_of_bin(spec, spec.rollout.decode.max_tokens)
   if size.shares_prompt and fit >= layout.group:
     most = min(size.rows, size.predicted // spec.rollout.decode.max_tokens)
@@ -148,6 +152,7 @@ def rows_of_bin(spec: StepSpec, tokens: float) -> int:
   """Rows of one prompt that a bin holds, if every completion has `tokens`; at least one, at most the group."""
   layout, size = spec.layout, spec.update.packing
   L, encoded = layout.prompt_tokens, max(tokens - 1, 1)
+  L, encoded = (aligned(size.align, n) for n in (L, encoded))
   fit = (size.tokens - L) / encoded if size.shares_prompt else size.tokens / (L + encoded)
   return int(max(1, min(fit, size.rows, size.predicted / tokens, layout.group)))
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.models import linear, positions
+from jaxrl_llm.models import exact, linear, positions
 from jaxrl_llm.models.mixer import (
   Cache,
   CacheArray,
@@ -134,6 +134,7 @@ def attend(
   scale: float = 0.0,
   cap: float = 0.0,
   sink_H: jax.Array | None = None,
+  is_exact: bool = False,
 ) -> jax.Array:
   """softmax(scale·q·kᵀ)·v with one softmax over own and shared keys → [B, Q, H, d of v].
 
@@ -145,12 +146,17 @@ def attend(
   numbers a head, are never in memory. arXiv:2112.05682 (Self-attention does not need O(n²) memory).
   """
   if q_BxQxHxd.shape[1] > _MOST_QUERIES:
-    return _attend_blocks(q_BxQxHxd, own, shared, scale=scale, cap=cap, sink_H=sink_H)
+    options = dict(scale=scale, cap=cap, sink_H=sink_H, is_exact=is_exact)
+    return _attend_blocks(q_BxQxHxd, own, shared, **options)
   B = len(q_BxQxHxd)
   K = jax.tree.leaves(own.k)[0].shape[1]
+  Q, H = q_BxQxHxd.shape[1:3]
+  if is_exact and Q * H == K:  # a product with one row is another kernel
+    q_BxQxHxd, own = jnp.repeat(q_BxQxHxd, 2, 1), own._replace(mask=jnp.repeat(own.mask, 2, 1))
   q = group_queries(q_BxQxHxd, B if shared is None else len(shared.mask), K, scale)
-  parts = [_own(q, own, cap)] + ([] if shared is None else [shared_part(q, shared, cap)])
-  return combine(parts, q_BxQxHxd.dtype, sink_H)
+  parts = [_own(q, own, cap, is_exact)]
+  parts += [] if shared is None else [shared_part(q, shared, cap, is_exact)]
+  return combine(parts, q_BxQxHxd.dtype, sink_H)[:, :Q]
 
 
 def group_queries(q_BxQxHxd: jax.Array, prompts: int, K: int, scale: float) -> jax.Array:
@@ -214,7 +220,7 @@ def _blocks(
   return tuple(None if x is None else split(x, a) for x, a in zip(arrays, axes, strict=True))
 
 
-def _own(q: jax.Array, keys: KeyValues, cap: float) -> Part:
+def _own(q: jax.Array, keys: KeyValues, cap: float, is_exact: bool = False) -> Part:
   """The part of each row's own keys."""
   P, G, Q, K, R, d = q.shape
   # Rows stay one axis next to the cache. If they were split in two, XLA would repeat the cache's update inside its
@@ -222,11 +228,14 @@ def _own(q: jax.Array, keys: KeyValues, cap: float) -> Part:
   q = q.reshape(P * G, Q, K, R, d)
   k, (v, v_scale) = read_cache(keys.k, q.dtype), read_cache(keys.v, q.dtype)
   score = _scores('bqkrd,bksd->bkqrs', q, keys, k)
-  score = jnp.where(keys.mask[:, None, :, None, :], capped(score, cap), MASKED_SCORE)
+  visible = keys.mask if keys.mask.dtype == bool else keys.mask > 0
+  score = jnp.where(visible[:, None, :, None, :], capped(score, cap), MASKED_SCORE)
   group = lambda x: x.reshape(P, G, *x.shape[1:])  # noqa: E731
 
   def weighted_sum(top):
     weight = jnp.exp(score - top.reshape(P * G, *top.shape[2:])[..., None])
+    if is_exact:
+      return tuple(map(group, exact.weigh(weight, v, keys.mask)))
     scaled = weight if v_scale is None else weight * v_scale[:, :, None, None]
     value = jnp.einsum(
       'bkqrs,bksd->bkqrd', scaled.astype(q.dtype), v, preferred_element_type=jnp.float32
@@ -236,7 +245,7 @@ def _own(q: jax.Array, keys: KeyValues, cap: float) -> Part:
   return group(score.max(-1)), weighted_sum
 
 
-def shared_part(q: jax.Array, keys: KeyValues, cap: float) -> Part:
+def shared_part(q: jax.Array, keys: KeyValues, cap: float, is_exact: bool = False) -> Part:
   """The part of keys that all G rows of a prompt attend to; q is of `group_queries`."""
   k, (v, v_scale) = read_cache(keys.k, q.dtype), read_cache(keys.v, q.dtype)
   score = _scores('pgqkrd,pksd->pkgqrs', q, keys, k)
@@ -245,6 +254,9 @@ def shared_part(q: jax.Array, keys: KeyValues, cap: float) -> Part:
 
   def weighted_sum(top):
     weight = jnp.exp(score - top.swapaxes(1, 2)[..., None])
+    if is_exact:
+      sums = exact.weigh_part(weight, v, 'pkgqrs,pksd->pkgqrd')
+      return tuple(x.swapaxes(1, 2) for x in sums)
     scaled = weight if v_scale is None else weight * v_scale[:, :, None, None, None]
     value = jnp.einsum(
       'pkgqrs,pksd->pkgqrd', scaled.astype(q.dtype), v, preferred_element_type=jnp.float32
@@ -335,6 +347,8 @@ class SelfAttention(Mixer):
     """The output [B, Q, D] of queries that attend to `kv` and to a shared prompt."""
     c, masks, q = self.config, context.masks, q_BxQxHxd
     scores = dict(scale=c.query_scale, cap=c.attention_cap)
+    if c.is_exact:
+      scores['is_exact'] = True
     if c.sinks:
       scores['sink_H'] = self.sinks.score[...]
     if context.attend is not None:

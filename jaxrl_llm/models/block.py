@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl_llm.models import linear, moe
+from jaxrl_llm.models import exact, linear, moe
 from jaxrl_llm.models.attention import ReadingAttention, SelfAttention
 from jaxrl_llm.models.gated_delta import GatedDelta
 from jaxrl_llm.models.latent_attention import LatentAttention
@@ -41,8 +41,10 @@ class Block(Mixer):
   ):
     self.config = config = config.of_layers(slides=not kind.is_global)
     D = config.width
-    dense = functools.partial(linear.Dense, dtype=dtype, param_dtype=jnp.float32, rngs=rngs)
-    norm = functools.partial(nnx.RMSNorm, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
+    layer = linear.ExactDense if config.is_exact else linear.Dense
+    dense = functools.partial(layer, dtype=dtype, param_dtype=jnp.float32, rngs=rngs)
+    norm_class = exact.RMSNorm if config.is_exact else nnx.RMSNorm
+    norm = functools.partial(norm_class, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
     # The order matters: the random draw of a parameter depends on the number of parameters before it.
     if config.norms != 'after':
       self.attn_norm = norm(D)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.models import attention, linear
+from jaxrl_llm.models import attention, exact, linear
 from jaxrl_llm.models.block import Block, block_class
 from jaxrl_llm.models.layer_loops import LayerInputs, scan_layers, unroll_layers
 from jaxrl_llm.models.mixer import Attend, Cache, Context, LayerCache, RowStates
@@ -53,7 +53,8 @@ class Decoder(nnx.Module):
       for kind in (config.structures if kinds is None else kinds)
     ]
     self.layers = nnx.List(blocks)
-    self.norm = nnx.RMSNorm(config.width, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
+    norm = exact.RMSNorm if config.is_exact else nnx.RMSNorm
+    self.norm = norm(config.width, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
     if not config.tied:
       self.head = nnx.Linear(config.width, config.vocab, use_bias=False, dtype=dtype, rngs=rngs)
     if p := config.layer_input:
@@ -261,7 +262,8 @@ def head(
   else:
     kernel, spec = params['head']['kernel'], '...d,dv->...v'
   data, scale = linear.read_kernel(kernel, dtype)
-  logits = jnp.einsum(spec, hidden.astype(dtype), data, preferred_element_type=jnp.float32)
+  product = exact.einsum if config.is_exact else jnp.einsum
+  logits = product(spec, hidden.astype(dtype), data, preferred_element_type=jnp.float32)
   logits = linear.apply_scale(logits, scale)
   logits = logits if config.logit_scale == 1.0 else logits * config.logit_scale
   return attention.capped(logits, config.logit_cap)

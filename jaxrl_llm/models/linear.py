@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.models import blockwise
+from jaxrl_llm.models import blockwise, exact
 from jaxrl_llm.types import ModelConfig, Params
 
 ACTIVATIONS = {
@@ -62,11 +62,26 @@ def _backward(saved, g):
 product.defvjp(_forward, _backward)
 
 
+@jax.custom_vjp
+def exact_product(x: jax.Array, kernel_DxF: jax.Array) -> jax.Array:
+  """`product` with float32 sums that are rounded once, so that no bit depends on the number of rows."""
+  return exact.matmul(x, kernel_DxF)
+
+
+def _exact_forward(x, kernel_DxF):
+  return exact_product(x, kernel_DxF), (x, kernel_DxF)
+
+
+exact_product.defvjp(_exact_forward, _backward)
+
+
 class Dense(nnx.Linear):
   """y = x·W + bias in `dtype`; the scale of a quantized W multiplies the product.
 
   An adapter adds (x·A)·B. The frozen W then needs no gradient.
   """
+
+  product = staticmethod(product)
 
   def adapt(self) -> None:
     """Add the parameters A [D, r] and B [r, F]; arrays of any rank r fit. arXiv:2106.09685 (LoRA)."""
@@ -79,13 +94,19 @@ class Dense(nnx.Linear):
       y = blockwise.product(x, kernel)
     else:
       data, scale = read_kernel(kernel, self.dtype)
-      y = apply_scale(product(x, data), scale)
+      y = apply_scale(self.product(x, data), scale)
     if self.use_bias:
       y = y + self.bias[...].astype(self.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
     if not hasattr(self, 'a'):
       return y
     a_Dxr, b_rxF = (v[...].astype(self.dtype) for v in (self.a, self.b))
-    return y + product(product(x, a_Dxr), b_rxF)
+    return y + self.product(self.product(x, a_Dxr), b_rxF)
+
+
+class ExactDense(Dense):
+  """A layer whose results do not depend on the number of rows."""
+
+  product = staticmethod(exact_product)
 
 
 class Quantized(NamedTuple):

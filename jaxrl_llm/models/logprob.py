@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.models import decoder, linear
+from jaxrl_llm.models import decoder, exact, linear
 from jaxrl_llm.types import ModelConfig, Params
 
 # From logits [B, C, V], those of a frozen model where there is one, and arrays [B, C] to arrays [B, C].
@@ -59,11 +59,16 @@ def token_logp(
   same temperature. Columns from `used` on may be skipped, and are then 0.
   """
 
-  partition = partition_and_entropy if entropy_gradient else _log_partition
+  partition = exact.partition_and_entropy if config.is_exact else _log_partition
+  if entropy_gradient and config.is_exact:
+    partition = lambda x: (exact.partition_and_entropy(x)[0], partition_and_entropy(x)[1])  # noqa: E731
+  elif entropy_gradient:
+    partition = partition_and_entropy
 
   def pick(logits_BxCxV, *columns):
-    logits_BxCxV = logits_BxCxV / temperature
     targets_BxC = columns[-1]
+    divide = exact.tempered if config.is_exact else jnp.divide
+    logits_BxCxV = divide(logits_BxCxV, temperature)
     total_BxC, entropy_BxC = partition(logits_BxCxV)
     picked_BxC = jnp.take_along_axis(logits_BxCxV, targets_BxC[..., None], axis=-1)[..., 0]
     logp_BxC = picked_BxC - total_BxC

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.models import exact
 from jaxrl_llm.types import Array, JsonObject, ModelConfig, UserError
 
 SCALINGS = ('default', 'linear', 'llama3', 'yarn', 'longrope', 'proportional')
@@ -119,10 +120,10 @@ def tables(
 ) -> tuple[jax.Array, jax.Array]:
   """Cosine and sine [B, Q, rotary_dim / 2] in float32 at `positions_BxQ`. arXiv:2104.09864."""
   inverse, factor = frequencies(config.of_layers(sliding), sliding)
-  angle = (
-    positions_BxQ[..., None].astype(jnp.float32) * jnp.asarray(inverse, jnp.float32)[None, None, :]
-  )
-  return jnp.cos(angle) * factor, jnp.sin(angle) * factor
+  inverse = jnp.asarray(inverse, jnp.float32)
+  angle = positions_BxQ[..., None].astype(jnp.float32) * inverse[None, None, :]
+  tables = jnp.cos(angle) * factor, jnp.sin(angle) * factor
+  return tuple(map(exact.round_factors, tables)) if config.is_exact else tables
 
 
 def rotate(

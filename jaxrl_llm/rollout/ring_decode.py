@@ -4,7 +4,8 @@ The loop is one `lax.while_loop`. Every slot writes its keys and values into the
 advances by one column each iteration. A row at its token a attends to the a + 1 youngest columns, so reusing a slot
 only resets its index to 0: nothing is moved, cleared or scattered. A layer with a sliding window has a ring of that
 width. With `windows` > 1 the ring grows with the longest row: a chain of loops, each with a ring twice as wide. With
-`halvings`, where completions may be long, the last of them goes on with half of the slots, once these suffice.
+`halvings`, where completions may be long, the last of them goes on with half of the slots, once these suffice. Where a
+model `keeps_columns`, there is no ring: each slot writes the column of its row's token.
 """
 
 from __future__ import annotations
@@ -192,7 +193,11 @@ def decode(
     if kv and not isinstance(kv, RowStates)
   }
 
+  in_order = keeps_columns(constants.model)
+
   def visible(slides):
+    if in_order:
+      return (jnp.arange(width.get(slides, 0))[None] <= index_S[:, None])[:, None]
     W, oldest_S = width.get(slides, 0), index_S
     if slides and constants.model.chunked:
       oldest_S = jnp.minimum(index_S, position_Sx1[:, 0] % constants.model.window)
@@ -207,7 +212,7 @@ def decode(
     visible(False),
     shared=slot_loop.prompt_cache_of(constants, prompt_S, in_place=has_kernel),
     cache=state.cache,
-    at=state.column,
+    at=index_S if in_order else state.column,
     sliding_mask_BxQxS=visible(True),
     dtype=constants.settings.dtype,
     attend=_kernel(constants, state, index_S, prompt_S) if has_kernel else None,
@@ -216,6 +221,11 @@ def decode(
     constants.model, constants.params, hidden[:, 0], constants.settings.dtype
   )
   return logits_SxV, cache, None if expert_Sx1xNxk is None else expert_Sx1xNxk[:, 0]
+
+
+def keeps_columns(model: ModelConfig) -> bool:
+  """Whether token j of a row lies in column j of its slot, which writes a column of its own: the update's order."""
+  return model.is_exact
 
 
 def _kernel(

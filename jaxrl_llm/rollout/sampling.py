@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.models import exact
 from jaxrl_llm.types import Prompts
 
 BLOCK = 256  # vocabulary entries per first-level sum
@@ -78,6 +79,7 @@ def sample(
   temperature: float,
   token_filter: TokenFilter = NO_FILTER,
   greedy_B: jax.Array | None = None,
+  is_exact: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
   """A token from softmax(logits / temperature) by inverse CDF, and its log-probability, both [B].
 
@@ -87,7 +89,8 @@ def sample(
   """
   given_BxV = logits_BxV
   if temperature != 0:
-    logits_BxV = filter_logits(logits_BxV / temperature, token_filter)
+    logits_BxV = exact.tempered(logits_BxV, temperature) if is_exact else logits_BxV / temperature
+    logits_BxV = filter_logits(logits_BxV, token_filter)
   block_BxMxK = _in_blocks(logits_BxV)
   top_B = block_BxMxK.max(-1).max(-1)
   sum_BxM = jnp.exp(block_BxMxK - top_B[:, None, None]).sum(-1)
@@ -97,7 +100,10 @@ def sample(
     token_B = _inverse_cdf(block_BxMxK, top_B, sum_BxM, uniform_B)
     if greedy_B is not None:  # division by the temperature may round two logits to the same one
       token_B = jnp.where(greedy_B, _likeliest(given_BxV), token_B)
-  total_B = jnp.log(sum_BxM.sum(-1)) + top_B
+  if is_exact:
+    total_B, _ = exact.partition_and_entropy(logits_BxV)
+  else:
+    total_B = jnp.log(sum_BxM.sum(-1)) + top_B
   return token_B.astype(jnp.int32), _at(logits_BxV, token_B) - total_B
 
 

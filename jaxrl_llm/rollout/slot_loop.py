@@ -207,6 +207,7 @@ def sample_rows(
     settings.temperature,
     settings.token_filter,
     None if greedy_B is None else greedy_B[row_N],
+    constants.model.is_exact,
   )
 
 

@@ -172,8 +172,10 @@ def _step_spec(
   spec = make_spec(
     config, model.config, tokenizer.end_ids, mesh, tokenizer.token_texts, teacher_config
   )
-  if config.curriculum.hint.fn == 'none' and config.environment.fn == 'none':
-    # Hints and environments change prompts, which may then begin otherwise.
+  fixed_prompts = config.curriculum.hint.fn == 'none' and config.environment.fn == 'none'
+  # Hints and environments change prompts, which may then begin otherwise. Sums over a prompt in two parts differ from
+  # those of the update.
+  if fixed_prompts and not spec.model.config.is_exact:
     prefix = prompt_prefix.shared_tokens(tables.train.tokens, mesh.devices.flat[0].platform)
     spec = spec._replace(layout=spec.layout._replace(prefix_tokens=prefix))
   for stage in ('sft_loss', 'distillation'):
