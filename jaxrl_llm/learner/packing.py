@@ -90,8 +90,8 @@ def make_plan(spec: PackingSpec, rows: Rows) -> Plan:
 
   def place(carry, row):
     free_K, predicted_K, count_K, last_bin, last_prompt = carry
-    prompt, length = prompt_B[row], rows.length_B[row]
-    tokens = aligned(spec.align, rows.encoded_B[row])
+    prompt, tokens, length = prompt_B[row], rows.encoded_B[row], rows.length_B[row]
+    tokens = aligned(spec.align, tokens)
     whole = aligned(spec.align, rows.prompt_P[prompt]) + tokens
     has_copy = (prompt == last_prompt) & spec.shares_prompt
     room_K = (count_K < J) & (predicted_K + length <= spec.predicted)
@@ -158,13 +158,10 @@ def lay_out(spec: PackingSpec, rows: Rows, plan: Plan, number: jax.Array, width:
   encoded_NxS = of_seat(rows.encoded_B[row_NxJ])
   is_token_NxS = has_row_NxS & (offset_NxS < encoded_NxS)
   prompt_tokens_NxS = of_seat(tokens_NxJ)
-  copied_NxS = prompt_tokens_NxS
+  copied_NxS = prompt_tokens_NxS if spec.align == 1 else of_seat(copied_NxJ)
   if spec.align > 1:
-    copied_NxS = of_seat(copied_NxJ)
     is_token_NxS &= ~is_prompt_NxS | (offset_NxS + copied_NxS < prompt_tokens_NxS)
-  place_NxS = jnp.where(
-    is_token_NxS, jnp.where(is_prompt_NxS, offset_NxS + copied_NxS, offset_NxS), 0
-  )
+  place_NxS = _place(offset_NxS, copied_NxS, is_prompt_NxS, is_token_NxS)
 
   length_F = jnp.where(exists_NxJ, rows.length_B[row_NxJ], 0).ravel()
   end_F = jnp.cumsum(length_F)
@@ -193,3 +190,11 @@ def lay_out(spec: PackingSpec, rows: Rows, plan: Plan, number: jax.Array, width:
     index_FxT=jnp.minimum((end_F - length_F)[:, None] + place_1xT, U - 1),
     is_real_FxT=place_1xT < length_F[:, None],
   )
+
+
+def _place(
+  offset_NxS: jax.Array, copied_NxS: jax.Array, is_prompt_NxS: jax.Array, is_token_NxS: jax.Array
+) -> jax.Array:
+  """The place of each token in its prompt or completion; 0 for padding."""
+  place_NxS = jnp.where(is_prompt_NxS, offset_NxS + copied_NxS, offset_NxS)
+  return jnp.where(is_token_NxS, place_NxS, 0)

@@ -107,14 +107,12 @@ def make_spec(
   """Reads a validated config for a model that stops at any of `end_ids`.
 
   `token_texts` returns the text of each token, for rules that search for one; `teacher` is the shape of the model
-  that config.objective.teacher names. Raises UserError for a function that does not exist, and for settings that
-  contradict each other.
+  that config.objective.teacher names. Raises UserError for unknown functions and contradictory settings.
   """
   config = typed(config)
   model = positions.for_context(model, config.longest_prompt_tokens + config.completion_tokens)
   dtype = precision.compute_dtype(config, on_cpu(mesh))
-  if precision.is_exact(config, dtype, on_cpu(mesh)):
-    model = dataclasses.replace(model, is_exact=True)
+  model = dataclasses.replace(model, is_exact=precision.is_exact(config, dtype, on_cpu(mesh)))
   method = objective.method(config.objective)._replace(weight_K=rewards.weights(config.rewards))
   facts = _facts(config, method) | _model_facts(mesh, model, teacher)
   config = attention_kernels.choose(config, model, mesh, facts)
