@@ -24,7 +24,6 @@ ROWS = (
     'it has no rounds: episodes are played to their ends in one step',
     'set --config.environment.rounds=0',
   ),
-  _row(Condition('rollout.slots', 'above', 0), _OWN_LOOP, 'set --config.rollout.slots=0'),
   _row(Condition('rollout.test_every', 'above', 1), _OWN_LOOP, 'set --config.rollout.test_every=1'),
   _row(
     Condition('rollout.attention', 'in', ('ragged',)),

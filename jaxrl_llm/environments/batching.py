@@ -11,7 +11,7 @@ class TurnBatching(NamedTuple):
   """Settings of `turns`."""
 
   ready: (
-    int  # turns that end before a call of the decoding program returns; 0: a quarter of the rows
+    int  # turns that end before a call of the decoding program returns; 0: a quarter of the slots
   )
   iterations: int  # of a call, at most
 
@@ -22,6 +22,8 @@ def lockstep() -> None:
 
 def turns(*, ready: int = 0, iterations: int = 16) -> TurnBatching:
   """Rows decode while others wait for their environments, and keep their keys and values on the device meanwhile.
+
+  `config.rollout.slots` bounds these to so many rows: one that waits is encoded again if another took its slot.
 
   A call ends once `ready` turns have ended, as EnvPool's `recv` returns the first results (arXiv:2206.10558), or after
   `iterations` tokens of each row, so that rows whose observation has arrived join. Raises UserError for bad settings.

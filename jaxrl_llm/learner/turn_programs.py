@@ -20,7 +20,7 @@ class TurnPrograms(NamedTuple):
 
   weights: Callable  # state → the weights as decoding reads them
   begin: Callable  # (weights, seed, version, prompts, rollout, cap) → (rollout, TurnCache)
-  # (weights, seed, version, prompts, rollout, cap, TurnCache, CallLimits) → (rollout, TurnCache, CallCounts)
+  # (weights, seed, version, prompts, rollout, cap, TurnCache, row_S, CallLimits) → (rollout, TurnCache, CallCounts)
   advance: Callable
 
 
@@ -39,8 +39,8 @@ def compile_turns(spec: StepSpec) -> TurnPrograms:
 
   @sharding.on_mesh
   def advance(_, *arrays):
-    *arrays, cache, limits = arrays
-    return turn_decode.advance(model, settings, inputs(*arrays), cache, limits)
+    *arrays, cache, row_S, limits = arrays
+    return turn_decode.advance(model, settings, inputs(*arrays), cache, row_S, limits)
 
   return TurnPrograms(
     compiled(functools.partial(sharding.on_mesh(decode_weights), spec)),

@@ -2,7 +2,8 @@
 
 A row whose turn has ended comes back with an observation behind it. Only these new tokens are encoded: a few rows and
 a few tokens at a time, read against what is cached. Prompts are encoded once for their group, before the first call.
-The caches take the memory of P prompts and of B completions.
+The caches take the memory of P prompts and of S completions, and of S prompts more where S < B. The caller says which
+row has which of the S slots; a row that comes back without its slot is encoded again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import sampling, slot_loop
 from jaxrl_llm.rollout.decode_records import DecodeInputs, DecodeSettings, LoopConstants, LoopState
-from jaxrl_llm.types import UNFINISHED, ModelConfig, Rollout
+from jaxrl_llm.types import UNFINISHED, Array, ModelConfig, Rollout
 
 # Tokens are appended by passes of so many rows and columns: about what a pass over the weights computes without
 # becoming slower than a decode iteration.
@@ -26,9 +27,10 @@ class TurnCache(NamedTuple):
   """What stays on the device between two calls of a step."""
 
   prompts: decoder.Cache  # [P, K, L, d] of each layer
-  # [B, K, T + padding, d] of each layer; token j of a row lies in column j, columns from cached_B on are unused
+  # [S, K, T + padding, d] of each layer; token j of a row lies in column j, columns from cached_S on are unused
   rows: decoder.Cache
-  cached_B: jax.Array  # int32
+  row_S: jax.Array  # int32, the row of a slot
+  cached_S: jax.Array  # int32
 
 
 class CallLimits(NamedTuple):
@@ -52,11 +54,12 @@ def begin(
 ) -> tuple[Rollout, TurnCache]:
   """Encodes the prompts, and samples the first token of each row without any."""
   constants, rollout, _ = slot_loop.prepare(model, settings, inputs)
-  B = len(constants.keys_B)
+  S = settings.slots or len(constants.keys_B)
   # A pass writes whole blocks: its padding falls behind the last column that is read.
   width_N = [settings.max_tokens + APPENDED_TOKENS] * model.layers
-  rows = slot_loop.empty_cache(model, B, width_N, settings.cache_dtype)
-  return rollout, TurnCache(constants.prompt_cache, rows, jnp.zeros(B, jnp.int32))
+  rows = slot_loop.empty_cache(model, S, width_N, settings.cache_dtype)
+  row_S = jnp.arange(S, dtype=jnp.int32)
+  return rollout, TurnCache(constants.prompt_cache, rows, row_S, jnp.zeros_like(row_S))
 
 
 def advance(
@@ -64,47 +67,52 @@ def advance(
   settings: DecodeSettings,
   inputs: DecodeInputs,
   cache: TurnCache,
+  row_S: Array,
   limits: CallLimits,
 ) -> tuple[Rollout, TurnCache, CallCounts]:
-  """Appends what unfinished rows of `inputs.continued` got since the last call, then decodes until a limit."""
+  """Appends what unfinished rows of `inputs.continued` got since the last call, then decodes until a limit.
+
+  `row_S` int32 are the rows of the slots, 0 to B − 1 where there are B. Others do not go on.
+  """
   constants, rollout = _constants(model, settings, inputs, cache)
   assert rollout is not None, 'rows that go on'
-  before_B, length_B = cache.cached_B, rollout.length_B
-  cache, passes = _append(constants, cache, rollout)
-  appended = (cache.cached_B - before_B).sum()
-  B = len(constants.keys_B)
-  row_B = jnp.arange(B, dtype=jnp.int32)
-  goes_on_B = rollout.reason_B == UNFINISHED
+  B, row_S, length_B = len(constants.keys_B), jnp.asarray(row_S), rollout.length_B
+  kept_S = jnp.where(row_S == cache.row_S, cache.cached_S, 0)
+  cache, passes = _append(constants, cache._replace(row_S=row_S, cached_S=kept_S), rollout)
+  appended = (cache.cached_S - kept_S).sum()
+  if len(row_S) < B:  # gathered once, and not for every token
+    slot_prompts = slot_loop.prompt_cache_of(constants, row_S // settings.rollouts)
+    constants = constants._replace(slot_prompts=slot_prompts)
   state = LoopState(
     iterations=jnp.int32(0),
-    row_S=jnp.where(goes_on_B, row_B, B),
-    index_S=cache.cached_B,
+    row_S=jnp.where(rollout.reason_B[row_S] == UNFINISHED, row_S, B),
+    index_S=cache.cached_S,
     column=jnp.int32(0),
     waiting_B=jnp.zeros(B, bool),
     rollout=rollout,
     cache=cache.rows,
   )
-  begun = goes_on_B.sum()
+  begun = (state.row_S < B).sum()
 
   def goes_on(state: LoopState) -> jax.Array:
     busy = (state.row_S < B).sum()
     return (busy > 0) & (begun - busy < limits.ready) & (state.iterations < limits.iterations)
 
-  state = jax.lax.while_loop(goes_on, lambda s: _iterate(constants, s), state)
+  state = jax.lax.while_loop(goes_on, lambda s: _iterate(constants, row_S, s), state)
   counts = CallCounts(
     state.iterations,
     jnp.sum(state.rollout.length_B - length_B),
     appended,
-    passes * min(APPENDED_ROWS, B) * APPENDED_TOKENS,
+    passes * min(APPENDED_ROWS, len(row_S)) * APPENDED_TOKENS,
   )
-  return state.rollout, TurnCache(cache.prompts, state.cache, state.index_S), counts
+  return state.rollout, cache._replace(rows=state.cache, cached_S=state.index_S), counts
 
 
 def _constants(
   model: ModelConfig, settings: DecodeSettings, inputs: DecodeInputs, cache: TurnCache
 ) -> tuple[LoopConstants, Rollout | None]:
   prompts, rollout = jax.tree.map(jnp.asarray, (inputs.prompts, inputs.continued))
-  B, T = len(cache.cached_B), settings.max_tokens
+  B, T = len(prompts.length_P) * settings.rollouts, settings.max_tokens
   constants = LoopConstants(
     model=model,
     settings=settings,
@@ -124,42 +132,41 @@ def _append(
   constants: LoopConstants, cache: TurnCache, rollout: Rollout
 ) -> tuple[TurnCache, jax.Array]:
   """Encodes tokens of unfinished rows that are not cached, but for the last, with which decoding begins."""
-  B = len(constants.keys_B)
+  row_S, S = cache.row_S, len(cache.row_S)
   last_B = jnp.where(rollout.reason_B == UNFINISHED, rollout.length_B - 1, 0)
 
-  def new_tokens(cached_B: jax.Array) -> jax.Array:
-    return jnp.maximum(last_B - cached_B, 0)
+  def new_tokens(cached_S: jax.Array) -> jax.Array:
+    return jnp.maximum(last_B[row_S] - cached_S, 0)
 
   def encode(carry):
-    rows, cached_B, passes = carry
-    new_B = new_tokens(cached_B)
+    rows, cached_S, passes = carry
+    new_S = new_tokens(cached_S)
     # In order, because all rows share their group's prompt in place.
-    row_M = jnp.sort(jax.lax.top_k(new_B, min(APPENDED_ROWS, B))[1].astype(jnp.int32))
-    part = _encode_block(
-      constants, jax.tree.map(lambda x: x[row_M], rows), row_M, cached_B, rollout
-    )
-    count_M = jnp.minimum(new_B[row_M], APPENDED_TOKENS)
+    slot_M = jnp.sort(jax.lax.top_k(new_S, min(APPENDED_ROWS, S))[1].astype(jnp.int32))
+    part = jax.tree.map(lambda x: x[slot_M], rows)
+    part = _encode_block(constants, part, row_S[slot_M], cached_S[slot_M], rollout)
+    count_M = jnp.minimum(new_S[slot_M], APPENDED_TOKENS)
     # What a row without so many new tokens gets behind its columns is replaced before it is read.
-    rows = jax.tree.map(lambda x, y: x.at[row_M].set(y), rows, part)
-    return rows, cached_B.at[row_M].add(count_M), passes + 1
+    rows = jax.tree.map(lambda x, y: x.at[slot_M].set(y), rows, part)
+    return rows, cached_S.at[slot_M].add(count_M), passes + 1
 
-  rows, cached_B, passes = jax.lax.while_loop(
-    lambda carry: new_tokens(carry[1]).any(), encode, (cache.rows, cache.cached_B, jnp.int32(0))
+  rows, cached_S, passes = jax.lax.while_loop(
+    lambda carry: new_tokens(carry[1]).any(), encode, (cache.rows, cache.cached_S, jnp.int32(0))
   )
-  return TurnCache(cache.prompts, rows, cached_B), passes
+  return cache._replace(rows=rows, cached_S=cached_S), passes
 
 
 def _encode_block(
   constants: LoopConstants,
   rows: decoder.Cache,
   row_M: jax.Array,
-  cached_B: jax.Array,
+  cached_M: jax.Array,
   rollout: Rollout,
 ) -> decoder.Cache:
-  """The caches of the rows `row_M` with a block of tokens behind the cached ones."""
+  """The caches `rows` of the rows `row_M` with a block of tokens behind the cached ones."""
   settings = constants.settings
   prompt_M = row_M // settings.rollouts
-  index_MxN = cached_B[row_M][:, None] + jnp.arange(APPENDED_TOKENS)[None]
+  index_MxN = cached_M[:, None] + jnp.arange(APPENDED_TOKENS)[None]
   column_C = jnp.arange(settings.max_tokens + APPENDED_TOKENS)
   _, rows, _ = decoder.apply(
     constants.model,
@@ -169,39 +176,36 @@ def _encode_block(
     column_C[None, None] <= index_MxN[..., None],
     shared=slot_loop.prompt_cache_of(constants, prompt_M),
     cache=rows,
-    at=cached_B[row_M],
+    at=cached_M,
     dtype=settings.dtype,
   )
   return rows
 
 
-def _iterate(constants: LoopConstants, state: LoopState) -> LoopState:
-  """One token of each row whose turn goes on.
+def _iterate(constants: LoopConstants, row_S: jax.Array, state: LoopState) -> LoopState:
+  """One token of each row whose turn goes on. `row_S`: the rows of the slots, those that wait included.
 
   A row that waits writes the keys of no token into its first unused column, where they are replaced before it is read.
   """
   settings, B = constants.settings, len(constants.keys_B)
-  row_B, index_B = jnp.arange(B, dtype=jnp.int32), state.index_S
-  busy_B = state.row_S < B
-  prompt_B = row_B // settings.rollouts
+  index_S, prompt_S = state.index_S, row_S // settings.rollouts
   column_C = jnp.arange(settings.max_tokens + APPENDED_TOKENS)
-  hidden_Bx1xD, cache, _ = decoder.apply(
+  hidden_Sx1xD, cache, _ = decoder.apply(
     constants.model,
     constants.params,
-    state.rollout.tokens_BxT[row_B, jnp.minimum(index_B, settings.max_tokens - 1)][:, None],
-    (constants.prompts.length_P[prompt_B] + index_B)[:, None],
-    (column_C[None] <= index_B[:, None])[:, None],
-    shared=slot_loop.prompt_cache_of(constants, prompt_B),
+    state.rollout.tokens_BxT[row_S, jnp.minimum(index_S, settings.max_tokens - 1)][:, None],
+    (constants.prompts.length_P[prompt_S] + index_S)[:, None],
+    (column_C[None] <= index_S[:, None])[:, None],
+    shared=slot_loop.prompt_cache_of(constants, prompt_S),
     cache=state.cache,
-    at=index_B,
+    at=index_S,
     dtype=settings.dtype,
   )
-  logits_BxV = decoder.head(constants.model, constants.params, hidden_Bx1xD[:, 0], settings.dtype)
-  token_B, logp_B = slot_loop.sample_rows(constants, logits_BxV, row_B, index_B + 1)
+  logits_SxV = decoder.head(constants.model, constants.params, hidden_Sx1xD[:, 0], settings.dtype)
+  token_S, logp_S = slot_loop.sample_rows(constants, logits_SxV, row_S, index_S + 1)
   rollout = slot_loop.record_tokens(
-    constants, state.rollout, state.row_S, index_B + 1, token_B, logp_B
+    constants, state.rollout, state.row_S, index_S + 1, token_S, logp_S
   )
-  state = state._replace(
-    rollout=rollout, index_S=jnp.where(busy_B, index_B + 1, index_B), cache=cache
-  )
+  index_S = jnp.where(state.row_S < B, index_S + 1, index_S)
+  state = state._replace(rollout=rollout, index_S=index_S, cache=cache)
   return slot_loop.release_slots(constants, state)

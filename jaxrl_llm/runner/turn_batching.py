@@ -1,8 +1,9 @@
 """Multi-turn rollouts without rounds: rows decode while others wait for their environments.
 
 Each call of the decoding program samples for the rows whose turn goes on. Rows whose turn has ended are given to the
-workers of their environments; those whose observation has arrived come back with it appended to the next call. Noise
-is keyed by row and position, so the order in which environments return changes no sample.
+workers of their environments; those whose observation has arrived come back with it appended to the next call. With
+fewer slots than rows, a row that decodes takes the slot of one that waits, which is then encoded again. Noise is keyed
+by row and position, so the order in which environments return changes no sample.
 """
 
 from __future__ import annotations
@@ -27,6 +28,25 @@ _POLL_S = 0.5  # between two looks at the deadlines of workers, where no row dec
 _PUMP_S = 0.01  # the same while the device decodes
 
 
+class Slots:
+  """The rows whose keys and values are on the device."""
+
+  def __init__(self, slots: int):
+    self.row_S = np.arange(slots, dtype=np.int32)
+
+  def give(self, decodes_B: np.ndarray, waits_B: np.ndarray, length_B: np.ndarray) -> int:
+    """Gives slots to rows that decode, the first ones first, and returns how many waiting rows lost theirs.
+
+    First those of rows that are over are taken, then those of waiting rows that have the fewest tokens to encode again.
+    """
+    cost_B = np.where(decodes_B, np.inf, np.where(waits_B, length_B, 0))
+    cost_S = cost_B[self.row_S]
+    rows = np.setdiff1d(np.flatnonzero(decodes_B), self.row_S)
+    taken = np.argsort(cost_S, kind='stable')[: min(len(rows), np.isfinite(cost_S).sum())]
+    self.row_S[taken] = rows[: len(taken)]
+    return int((cost_S[taken] > 0).sum())
+
+
 class Decoder:
   """The rows of one step on the device: their caches, and the counts of the calls."""
 
@@ -44,11 +64,13 @@ class Decoder:
     rollout, self._cache = self._turn.begin(*self._arrays, rollout, self._cap)
     return rollout
 
-  def advance(self, rollout: Rollout, limits: CallLimits) -> tuple[Rollout, CallCounts]:
-    """Start a call, and return its results before they are there."""
+  def advance(
+    self, rollout: Rollout, row_S: np.ndarray, limits: CallLimits
+  ) -> tuple[Rollout, CallCounts]:
+    """Start a call that decodes the rows `row_S`, and return its results before they are there."""
     self.calls += 1
     rollout, self._cache, counts = self._turn.advance(
-      *self._arrays, rollout, self._cap, self._cache, limits
+      *self._arrays, rollout, self._cap, self._cache, row_S.copy(), limits
     )
     return rollout, counts
 
@@ -63,11 +85,14 @@ class Play:
     rows: Sequence[Row],
     rollout: Rollout,
     limits: Limits,
+    slots: int = 0,
   ):
     self._episodes, self._prompts, self._rows, self._limits = episodes, prompts, rows, limits
-    self._counts = episodes.begin_counts()
+    self._counts = episodes.begin_counts() | {'environment/spilled': 0.0}
     self._rollout = episodes.without_lost(prompts, rollout, self._counts)
     self._start_B = np.array(self._rollout.length_B)  # of the turn that a row samples
+    self._waits_B = np.zeros(len(self._start_B), bool)
+    self._slots = Slots(slots or len(self._start_B))
     self._key_B = row_keys(prompts, rollout)
     self._row_by_key = {key: b for b, key in enumerate(self._key_B)}
 
@@ -82,7 +107,9 @@ class Play:
     self._count('environment/encoded_positions', np.size(self._prompts.tokens_PxL))
     while pool.pending or self._decodes():
       if self._decodes():
-        sampled, counts = decoder.advance(self._rollout._replace(turns=None), limits)
+        self._count('environment/spilled', self._give_slots())
+        begun = self._rollout._replace(turns=None)
+        sampled, counts = decoder.advance(begun, self._slots.row_S, limits)
         ready = counts.iterations.is_ready  # pyright: ignore[reportAttributeAccessIssue]
         while pool.running and not ready():
           pool.advance(_PUMP_S)  # a worker that has returned a turn begins the next one
@@ -98,6 +125,10 @@ class Play:
   def _decodes(self) -> bool:
     return bool((self._rollout.reason_B == UNFINISHED).any())
 
+  def _give_slots(self) -> int:
+    decodes_B = np.asarray(self._rollout.reason_B) == UNFINISHED
+    return self._slots.give(decodes_B, self._waits_B, np.asarray(self._rollout.length_B))
+
   def _count(self, name: str, value: SupportsFloat) -> None:
     self._counts[name] += float(value)
 
@@ -110,6 +141,7 @@ class Play:
     result_by_row, request_by_row = episodes.end_turns(
       self._prompts, self._rows, self._rollout, self._start_B, ended
     )
+    self._waits_B[list(request_by_row)] = True
     over = [b for b in ended if b not in request_by_row and b not in result_by_row]
     episodes.environments.submit(list(request_by_row.values()), [self._key_B[b] for b in over])
     episodes.forget([self._key_B[b] for b in over])
@@ -119,7 +151,7 @@ class Play:
   def _apply(self, b: int, result: environments.TurnResult) -> None:
     """Writes the result of an environment step into row b, which then goes on or is over."""
     self._episodes.apply(self._rollout, b, result, self._limits, self._counts)
-    self._start_B[b] = self._rollout.length_B[b]
+    self._start_B[b], self._waits_B[b] = self._rollout.length_B[b], False
     if self._rollout.reason_B[b] != UNFINISHED:
       self._episodes.environments.submit(ended=[self._key_B[b]])
       self._episodes.forget([self._key_B[b]])
@@ -131,13 +163,13 @@ def compile_call(context: RunContext) -> Callable:
   if not isinstance(episodes, Episodes) or episodes.batching is None:
     raise ValueError('the run has no environment whose turns are batched')
   update, turn = programs.compile_update(spec), turn_programs.compile_turns(spec)
-  rows = spec.layout.prompts * spec.rollout.decode.rollouts
-  limits = CallLimits(episodes.batching.ready or max(1, rows // 4), episodes.batching.iterations)
+  slots = spec.rollout.decode.slots or spec.layout.prompts * spec.rollout.decode.rollouts
+  limits = CallLimits(episodes.batching.ready or max(1, slots // 4), episodes.batching.iterations)
 
   def call(state, batch, prompts, begun, draft, cap):
     state, metrics = update(state, batch)
     bounds = Limits(int(cap), episodes.turns)
-    play = Play(episodes, prompts, context.tables.train.rows_of(prompts), begun, bounds)
+    play = Play(episodes, prompts, context.tables.train.rows_of(prompts), begun, bounds, slots)
     rollout, counts = play.run(Decoder(turn, state, prompts, cap), limits)
     return state, rollout, metrics | counts
 

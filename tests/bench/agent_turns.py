@@ -1,6 +1,7 @@
 """Episodes a second with many turns: `environment.batching` lockstep against turns, beside a bound.
 
-python -m tests.bench.agent_turns [--prompts 32 --rollouts 8 --width 64 --layers 2 --repeats 3] [--plot FILE] [--smoke]
+python -m tests.bench.agent_turns [--prompts 32 --rollouts 8 --width 64 --layers 2 --slots 0 --repeats 3] [--plot FILE]
+[--smoke]
 Episodes of 4 to 16 turns whose lengths are geometric, with a mean of about 24 tokens: a model with random weights, of
 which four tokens end a turn. The steps of the environments last a log-normal time (σ = 1) whose mean is the decoding
 of a turn, and each episode has a worker of its own; the same (episode, turn) takes the same time in all cases. Both
@@ -75,8 +76,8 @@ class WatchedDecoder(turn_batching.Decoder):
   def begin(self, rollout):
     return self._timeline.watch(super().begin, rollout)
 
-  def advance(self, rollout, limits):
-    return self._timeline.watch(super().advance, rollout, limits)
+  def advance(self, rollout, row_S, limits):
+    return self._timeline.watch(super().advance, rollout, row_S, limits)
 
 
 def job(options: argparse.Namespace):
@@ -91,7 +92,7 @@ def job(options: argparse.Namespace):
   c.data.source, c.data.size, c.data.chat = 'digits', 2 * options.prompts, False
   c.data.tasks = (dict(name='copy', min_length=1, max_length=3),)
   c.environment.fn, c.environment.judge, c.evaluation.prompts = 'guess', 'environment', 0
-  c.environment.turns = 16
+  c.environment.turns, c.rollout.slots = 16, options.slots
   c.environment.batching = dict(fn='turns', ready=options.ready, iterations=options.iterations)
   context = setup.build_context(c, sharding.make_mesh(c.mesh, jax.devices()[:1]))
   context.episodes.tokenizer = context.models.policy.tokenizer._replace(end_ids=ENDS)
@@ -137,8 +138,9 @@ class Rollouts:
     """Rollout and metrics of batched turns."""
     episodes, rows = self.context.episodes, self.context.tables.train.rows_of(prompts)
     limits = multi_turn.Limits(int(cap), episodes.turns)
-    play = turn_batching.Play(episodes, prompts, rows, begun, limits)
-    ready = episodes.batching.ready or max(1, len(begun.length_B) // 4)
+    slots = self.context.spec.rollout.decode.slots or len(begun.length_B)
+    play = turn_batching.Play(episodes, prompts, rows, begun, limits, slots)
+    ready = episodes.batching.ready or max(1, slots // 4)
     decoder = WatchedDecoder(timeline, self._programs, self._state, prompts, cap)
     return play.run(decoder, CallLimits(ready, episodes.batching.iterations))
 
@@ -222,7 +224,8 @@ def main(options: argparse.Namespace) -> None:
       f'{encoded[name] / new:.2f} |'
     )
   ratio = best['lockstep'][0] / best['turns'][0]
-  print(f'\nturns over lockstep: {ratio:.2f}; rows with equal tokens {same:.3f}')
+  spilled = metrics['environment/spilled']
+  print(f'\nturns over lockstep: {ratio:.2f}; rows with equal tokens {same:.3f}; spilled {spilled:.0f}')
   if options.plot:
     draw(options.plot, best)
 
@@ -247,6 +250,7 @@ if __name__ == '__main__':
   parser.add_argument('--width', type=int, default=64)
   parser.add_argument('--layers', type=int, default=2)
   parser.add_argument('--tokens', type=int, default=768)
+  parser.add_argument('--slots', type=int, default=0, help='rows on the device; 0: all')
   parser.add_argument('--ready', type=int, default=0)
   parser.add_argument('--iterations', type=int, default=16)
   parser.add_argument('--repeats', type=int, default=3)

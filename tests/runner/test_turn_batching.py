@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import numpy as np
 import pytest
 from small_episodes import G, P, Talks, check_log_probs, config, made, run
 
-from jaxrl_llm import rewards
+from jaxrl_llm import environments, rewards
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.rollout import turn_decode
-from jaxrl_llm.runner import resume, setup, turn_batching
+from jaxrl_llm.runner import multi_turn, resume, setup, turn_batching
 from jaxrl_llm.types import UserError
 
 # With one layer the cached keys and values of a token would not depend on what it attends to.
@@ -97,6 +99,90 @@ def test_the_sizes_of_calls_and_blocks_change_no_sample(
   rounds = [landed.metrics['generate/rounds'] for *_, landed in other]
   # Every call ends after one iteration, or with the turns of all rows that decode.
   assert calls == rounds if iterations == 1 else max(calls) <= 6
+
+
+class LatePool(environments.WorkerPool):
+  """Gives the result of a step after one to three calls, or when no row decodes."""
+
+  def __init__(self, settings, factory):
+    super().__init__(settings)
+    self.factory, self._late = factory, []
+
+  def submit(self, requests=(), ended=()):
+    super().submit(requests, ended)
+    self._late += [[1 + key[-1] % 3, key, result] for key, result in super().collect()]
+
+  @property
+  def pending(self):
+    return len(self._late)
+
+  @property
+  def waiting(self):
+    return {key for _, key, _ in self._late}
+
+  def collect(self, most_s=0.0):
+    for late in self._late:
+      late[0] -= 1
+    ready = [late[1:] for late in self._late if most_s or late[0] <= 0]
+    self._late = [late for late in self._late if late[1:] not in ready]
+    return ready
+
+
+class WatchedSlots(turn_batching.Slots):
+  """Keeps the rows that lost their slots while they waited, with the tokens that were cached of them."""
+
+  lost: list[tuple[int, int]]
+  waiting: Callable[[], set[int]]
+
+  def give(self, decodes_B, waits_B, length_B):
+    before = set(self.row_S.tolist())
+    spilled = super().give(decodes_B, waits_B, length_B)
+    lost = (before - set(self.row_S.tolist())) & self.waiting()
+    assert len(lost) == spilled
+    self.lost += [(b, int(length_B[b]) - 1) for b in lost]
+    return spilled
+
+
+@pytest.mark.parametrize('slots', [1, 3, P * G - 1])
+def test_rows_that_lose_their_slot_are_encoded_again(talked, monkeypatch, slots):
+  """Samples stay the same. What is encoded beside new tokens is what was cached of rows that came back."""
+  _, _, _, (want, *_) = talked
+  monkeypatch.setattr(turn_batching, 'Slots', WatchedSlots)
+  context = batched(rollout__slots=slots, environment__turns=6)
+  episodes = context.episodes
+  episodes.environments = LatePool(context.config.environment, episodes.environments.factory)
+  keys = multi_turn.row_keys(want[0], want[1])
+  waiting = lambda _: {keys.index(key) for key in episodes.environments.waiting}  # noqa: E731
+  monkeypatch.setattr(WatchedSlots, 'waiting', waiting, raising=False)
+  monkeypatch.setattr(WatchedSlots, 'lost', [], raising=False)
+  _, _, got = played(context, 1)
+  check_same(got, [want])
+  ((prompts, rollout, landed),) = got
+  check_log_probs(context, prompts, rollout, 1e-4)
+  assert landed.metrics['environment/spilled'] == len(WatchedSlots.lost) > 0
+  again = [cached for b, cached in WatchedSlots.lost if rollout.length_B[b] > cached + 1]
+  new, _ = new_tokens(prompts, rollout)
+  assert landed.metrics['environment/encoded_tokens'] == new + sum(again) > new
+
+
+def test_slots_go_to_rows_that_decode_first_those_of_no_use():
+  slots, length_B = turn_batching.Slots(3), np.array([9, 5, 7, 1, 1, 1])
+  give = lambda decodes, waits: slots.give(  # noqa: E731
+    np.isin(np.arange(6), decodes), np.isin(np.arange(6), waits), length_B
+  )
+  assert give([0, 1, 2, 3, 4, 5], []) == 0
+  # All are taken by the first rows.
+  np.testing.assert_array_equal(slots.row_S, [0, 1, 2])
+  # Row 1 is over.
+  assert give([3, 4, 5], [0, 2]) == 2
+  np.testing.assert_array_equal(slots.row_S, [5, 3, 4])
+  # No slot is taken from a row that decodes.
+  assert give([0, 2, 3, 4, 5], []) == 0
+  assert give([2, 3], [0, 4, 5]) == 1
+  np.testing.assert_array_equal(slots.row_S, [2, 3, 4])
+  # A row that waits keeps its slot where none needs it.
+  assert give([2], [3, 4]) == 0
+  np.testing.assert_array_equal(slots.row_S, [2, 3, 4])
 
 
 def calls_by_hand(rollout, ready):
@@ -216,7 +302,6 @@ def test_an_environment_that_fails_costs_its_episode_alone(fails, lockstep_by_fa
     (dict(environment__batching=dict(fn='turns', iterations=0)), 'batching.iterations=0 must be'),
     (dict(environment__batching=dict(fn='rows')), "environment.batching.fn='rows'"),
     (dict(environment__rounds=1), '--config.environment.rounds=0'),
-    (dict(rollout__slots=4), '--config.rollout.slots=0'),
     (dict(rollout__early_exit=dict(fn='text', text='e')), '--config.rollout.early_exit.fn=none'),
   ],
 )
