@@ -225,7 +225,9 @@ def main(options: argparse.Namespace) -> None:
     )
   ratio = best['lockstep'][0] / best['turns'][0]
   spilled = metrics['environment/spilled']
-  print(f'\nturns over lockstep: {ratio:.2f}; rows with equal tokens {same:.3f}; spilled {spilled:.0f}')
+  print(
+    f'\nturns over lockstep: {ratio:.2f}; rows with equal tokens {same:.3f}; spilled {spilled:.0f}'
+  )
   if options.plot:
     draw(options.plot, best)
 
