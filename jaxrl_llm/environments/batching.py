@@ -20,7 +20,7 @@ def lockstep() -> None:
   """All rows sample a turn, then all environments step, and every row is encoded anew for its next turn."""
 
 
-def turns(*, ready: int = 0, iterations: int = 16) -> TurnBatching:
+def turns(*, ready: int = 0, iterations: int = 8) -> TurnBatching:
   """Rows decode while others wait for their environments, and keep their keys and values on the device meanwhile.
 
   `config.rollout.slots` bounds these to so many rows: one that waits is encoded again if another took its slot.

@@ -254,7 +254,7 @@ if __name__ == '__main__':
   parser.add_argument('--tokens', type=int, default=768)
   parser.add_argument('--slots', type=int, default=0, help='rows on the device; 0: all')
   parser.add_argument('--ready', type=int, default=0)
-  parser.add_argument('--iterations', type=int, default=16)
+  parser.add_argument('--iterations', type=int, default=8)
   parser.add_argument('--repeats', type=int, default=3)
   parser.add_argument('--plot', type=pathlib.Path, help='an SVG file; needs the extra plot')
   main(smoke.parse(parser, prompts=2, rollouts=4, width=16, layers=1, tokens=160, repeats=1))
