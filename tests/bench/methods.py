@@ -1,18 +1,20 @@
 """Every method on the tiny job against GRPO: same start, equal completions, three seeds.
 
-python -m tests.bench.methods [--out runs/methods] [--methods grpo,dapo] [--seeds 0,1,2] [--hours 6] [--plan]
-  [--retry] [--write] [--smoke]
+python -m tests.bench.methods [--out runs/methods] [--methods grpo,dapo] [--seeds 0,1,2] [--hours 6] [--jobs 2]
+  [--plan] [--retry] [--write] [--smoke]
 lib/method_job.py lays a method's objective, learner, rollout, curriculum, replay, rewards and adapter over
 configs/tiny.py with strings of up to 5 digits; methods that it cannot train are listed there with the reason. A run is
 a process of its own and one line of results/methods.jsonl, so that the same command goes on where it was killed, on
 another machine too: each trains its own supervised starts, which differ by roundings. Runs that fail or take longer
 than --deadline_s are rows, too; --retry takes them again. After --hours no run begins. --plan prints the runs that are
-left and their estimated time. --write makes results/methods.md of a complete table.
+left and their estimated time. --write makes results/methods.md of a complete table. --jobs runs take place at a time,
+each with its share of the cores: a run that has one core takes less than twice as long as with two.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import fcntl
 import json
 import os
@@ -21,7 +23,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Collection
+from concurrent import futures
 
 import numpy as np
 
@@ -70,9 +75,20 @@ class Runner:
     # Workers read from it: its other end closes with this process, also after a kill, and they end.
     self.parent_alive, self._keep_open = os.pipe()
     self._failed_starts: dict[tuple[int, int], str] = {}
+    self._start_lock = threading.Lock()
+    self.is_stopped = False
+
+  def stop(self) -> None:
+    """End the runs that are under way; their rows are not wanted."""
+    self.is_stopped = True
+    os.close(self._keep_open)
 
   def start(self, seed: int, steps: int) -> str:
     """The model folder of a supervised start, trained where it does not exist. Raises StartFailed, once more too."""
+    with self._start_lock:
+      return self._start(seed, steps)
+
+  def _start(self, seed: int, steps: int) -> str:
     to = self.out / f'start_{seed}_{steps}'
     if (seed, steps) in self._failed_starts:
       raise StartFailed(self._failed_starts[seed, steps])
@@ -112,7 +128,12 @@ class Runner:
     environment = sides.environment(sides.compilation_cache(self.out / 'compiled'))
     with open(log, 'wb') as output:
       process = subprocess.Popen(
-        command, stdin=self.parent_alive, stdout=output, stderr=output, env=environment
+        command,
+        stdin=self.parent_alive,
+        stdout=output,
+        stderr=output,
+        env=environment,
+        start_new_session=True,  # an interrupt reaches this process alone
       )
       try:
         process.wait(self.deadline_s)
@@ -136,6 +157,7 @@ def arguments() -> argparse.Namespace:
     '--seeds', type=lambda text: [*map(int, text.split(','))], default=[*range(SEEDS)]
   )
   parser.add_argument('--hours', type=float, default=6.0)
+  parser.add_argument('--jobs', type=int, default=1)
   parser.add_argument('--deadline_s', type=float, default=900.0)
   parser.add_argument('--plan', action='store_true')
   parser.add_argument('--retry', action='store_true')
@@ -149,18 +171,46 @@ def arguments() -> argparse.Namespace:
   return options
 
 
-def take_runs(runner: Runner, journal: pathlib.Path, left, hours: float) -> None:
-  """Append the row of each run, until none is left or the time is over."""
+def shares(cpus: Collection[int], jobs: int) -> list[set[int]]:
+  """As many sets of cores, of which two have none in common as long as there is a core for each job."""
+  cores = sorted(cpus)
+  return [set(cores[job::jobs]) or {cores[job % len(cores)]} for job in range(jobs)]
+
+
+def take_runs(runner: Runner, journal: pathlib.Path, left, hours: float, jobs: int) -> None:
+  """Append the row of each run, `jobs` at a time, until none is left or the time is over."""
   end = time.monotonic() + 3600 * hours
-  for number, (method, seed) in enumerate(left, 1):
-    if time.monotonic() > end:
-      print(f'{hours} hours are over; the same command goes on.', file=sys.stderr)
-      return
-    row = runner.run(method, seed) | dict(machine=results.machine())
-    method_rows.append(journal, row)
-    shown = f'{row["mean"]:.1f} %' if row['status'] == method_rows.OK else row['status']
-    text = f'{number} of {len(left)}: {method}, seed {seed}: {shown}, {row["wall_s"]:.0f} s'
-    print(text, file=sys.stderr, flush=True)
+  queue, lock = collections.deque(left), threading.Lock()
+
+  def take() -> method_rows.Key | None:
+    with lock:
+      return queue.popleft() if queue and time.monotonic() < end else None
+
+  def work(cpus: set[int]) -> None:
+    if jobs > 1:
+      os.sched_setaffinity(0, cpus)  # of this thread and of the runs that it starts
+    while (key := take()) is not None:
+      row = runner.run(*key) | dict(machine=results.machine(), jobs=jobs)
+      if runner.is_stopped:
+        return
+      with lock:
+        method_rows.append(journal, row)
+        print(f'{progress(row)}, {len(queue)} wait', file=sys.stderr, flush=True)
+
+  with futures.ThreadPoolExecutor(jobs) as pool:
+    try:
+      [*pool.map(work, shares(os.sched_getaffinity(0), jobs))]
+    except KeyboardInterrupt:
+      runner.stop()
+      raise
+  if queue:
+    print(f'{hours} hours are over; the same command goes on.', file=sys.stderr)
+
+
+def progress(row) -> str:
+  """What a finished run shows."""
+  shown = f'{row["mean"]:.1f} %' if row['status'] == method_rows.OK else row['status']
+  return f'{row["method"]}, seed {row["seed"]}: {shown}, {row["wall_s"]:.0f} s'
 
 
 def section(rows, options, load: float) -> str:
@@ -207,7 +257,7 @@ def main() -> None:
     for unfinished in out.glob('part-*'):  # of a run that was killed
       shutil.rmtree(unfinished, ignore_errors=True)
     runner = Runner(out, options.deadline_s, options.smoke)
-    take_runs(runner, journal, left, options.hours)
+    take_runs(runner, journal, left, options.hours, options.jobs)
     rows = method_rows.read(journal, prints)
   print(method_rows.table(rows, options.methods, options.seeds))
   if options.write:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import threading
 
 import jax
 import pytest
@@ -135,6 +137,76 @@ def test_a_run_that_fails_or_hangs_is_a_row(tmp_path, monkeypatch):
   assert without_start['status'] == 'failed' and without_start['message'] == 'no weights'
   assert not [*tmp_path.glob('part-*')]
   assert json.loads(json.dumps(failed)) == failed
+
+
+class FakeRunner:
+  """Notes the cores of each run; `meet` waits until two runs are under way."""
+
+  def __init__(self, meet=lambda: None):
+    self.is_stopped, self.meet, self.cpus = False, meet, []
+
+  def run(self, method, seed):
+    self.cpus.append(frozenset(os.sched_getaffinity(0)))
+    self.meet()
+    return row(method, seed, 30.0)
+
+  def stop(self):
+    self.is_stopped = True
+
+
+def test_runs_take_place_side_by_side_on_cores_of_their_own(tmp_path):
+  """Of four runs two are always under way, each appears once, and two have no core in common."""
+  left = [('grpo', seed) for seed in range(4)]
+  runner = FakeRunner(threading.Barrier(2, timeout=60).wait)
+  before = os.sched_getaffinity(0)
+  methods.take_runs(runner, tmp_path / 'rows.jsonl', left, hours=1.0, jobs=2)
+  assert sorted(method_rows.read(tmp_path / 'rows.jsonl', {'grpo': 'x'})) == left
+  used = set(runner.cpus)
+  assert used == {frozenset(share) for share in methods.shares(before, 2)}
+  assert len(used) == 2 or len(before) == 1
+  assert os.sched_getaffinity(0) == before
+
+
+@pytest.mark.parametrize(
+  ('cpus', 'jobs', 'want'),
+  [
+    ({0, 1, 2, 3, 4}, 2, [{0, 2, 4}, {1, 3}]),
+    ({1, 3}, 2, [{1}, {3}]),
+    ({5, 6}, 3, [{5}, {6}, {5}]),
+  ],
+)
+def test_cores_are_dealt_to_runs(cpus, jobs, want):
+  assert methods.shares(cpus, jobs) == want
+
+
+def test_no_run_begins_when_the_time_is_over(tmp_path, capsys):
+  methods.take_runs(FakeRunner(), tmp_path / 'rows.jsonl', [('grpo', 0)], hours=0.0, jobs=2)
+  assert not [*tmp_path.iterdir()]
+  assert 'the same command goes on' in capsys.readouterr().err
+
+
+def test_an_interrupted_run_is_no_row(tmp_path):
+  """The runs that an interrupt ends would be rows of failed methods."""
+
+  def interrupt():
+    runner.stop()
+
+  runner = FakeRunner(interrupt)
+  methods.take_runs(runner, tmp_path / 'rows.jsonl', [('grpo', 0), ('dapo', 0)], 1.0, jobs=1)
+  assert not [*tmp_path.iterdir()] and len(runner.cpus) == 1
+
+
+def test_a_stopped_runner_ends_its_runs(tmp_path):
+  """This one would take days."""
+  runner = methods.Runner(tmp_path, 1e6, False)
+  request = dict(seed=0, steps=10**7, to=str(tmp_path / 'model'))
+  thread = threading.Thread(target=runner.call, args=(str(tmp_path), request), daemon=True)
+  thread.start()
+  while not (tmp_path / 'output.txt').exists():
+    thread.join(0.05)
+  runner.stop()
+  thread.join(120)
+  assert not thread.is_alive()
 
 
 def test_methods_that_are_left_out_exist():
