@@ -224,8 +224,8 @@ def section(rows, options, load: float) -> str:
   return f"""`python -m tests.bench.methods --write`: {len(methods)} methods on the tiny job, seeds
 {', '.join(map(str, seeds))}, from the same start of {method_rows.shown(*start)} % mean@4.
 Held-out accuracy in percent after equal numbers of completions, means ± standard errors over seeds; "− GRPO" is paired
-by seed. A method beats GRPO where the 95 % interval of Student's t lies above 0, which {chance:.1f} of as many methods
-without any effect do by chance.
+by seed; CPU-seconds are those of a run, with the compilation of what no earlier run has compiled. A method beats GRPO
+where the 95 % interval of Student's t lies above 0, which {chance:.1f} of as many methods without effect do by chance.
 
 {method_rows.table(rows, methods, seeds)}
 

@@ -17,7 +17,7 @@ from tests.bench.lib import method_job, method_rows
 
 
 def row(method, seed, mean, status='ok', job='x'):
-  values = dict(mean=mean, greedy=mean + 1, step_s=0.5, completions=15360, start=20.0)
+  values = dict(mean=mean, greedy=mean + 1, cpu_s=61.5, completions=15360, start=20.0)
   key = dict(method=method, seed=seed, job=job, status=status, wall_s=60.0)
   return key | (values if status == 'ok' else dict(message='no'))
 
@@ -65,11 +65,11 @@ def test_the_table_has_grpo_first_then_the_best():
   )
   names = ['cispo', 'dapo', 'gmpo', 'gspo', 'grpo', 'opo']
   lines = method_rows.table(rows, names, (0, 1, 2)).splitlines()
-  assert lines[2] == '| `grpo` | 32.0 ± 1.2 | 33.0 ± 1.2 |  | 15,360 | 0.50 |  |'
-  assert lines[3] == '| `opo` | 37.2 ± 1.2 | 38.2 ± 1.2 | +5.2 ± 0.2 | 15,360 | 0.50 | beats GRPO |'
-  assert lines[4] == '| `cispo` | 31.0 | 32.0 | +1.0 | 15,360 | 0.50 | one seed |'
-  assert lines[5] == '| `gmpo` | 33.0 | 34.0 | +1.0 | 15,360 | 0.50 | one seed, 1 failed |'
-  assert lines[6].endswith('| +0.0 ± 0.6 | 15,360 | 0.50 | does not beat GRPO here |')
+  assert lines[2] == '| `grpo` | 32.0 ± 1.2 | 33.0 ± 1.2 |  | 15,360 | 62 |  |'
+  assert lines[3] == '| `opo` | 37.2 ± 1.2 | 38.2 ± 1.2 | +5.2 ± 0.2 | 15,360 | 62 | beats GRPO |'
+  assert lines[4] == '| `cispo` | 31.0 | 32.0 | +1.0 | 15,360 | 62 | one seed |'
+  assert lines[5] == '| `gmpo` | 33.0 | 34.0 | +1.0 | 15,360 | 62 | one seed, 1 failed |'
+  assert lines[6].endswith('| +0.0 ± 0.6 | 15,360 | 62 | does not beat GRPO here |')
   assert lines[7] == '| `gspo` | – | – | – | – | – | 1 timeout |'
 
 
@@ -97,6 +97,19 @@ def test_rows_of_other_settings_are_not_reused(tmp_path):
   method_rows.append(journal, row('nonesuch', 0, 30.0))
   assert method_rows.read(journal, {'grpo': 'now'}) == {}
   assert method_job.fingerprint('grpo', True) != method_job.fingerprint('grpo', False)
+
+
+def test_settings_of_features_that_are_off_do_not_make_rows_invalid():
+  """A number of 0 where another number was, or another function, does."""
+  settings = dict(seed=1, clip=dict(fn='ratio', low=0.2), vote=dict(fn='none', least=3), path='')
+  more = settings | dict(head=dict(fn='none', layers=2), sweep=(), note=None, is_new=False)
+  assert (
+    method_job.active(settings)
+    == method_job.active(more)
+    == dict(seed=1, clip=dict(fn='ratio', low=0.2))
+  )
+  for change in (dict(clip=dict(fn='ratio', low=0)), dict(vote=dict(fn='majority', least=3))):
+    assert method_job.active(settings | change) != method_job.active(settings)
 
 
 def test_failures_are_rows_and_retried_on_request():

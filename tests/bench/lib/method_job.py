@@ -106,11 +106,20 @@ def completions(config) -> int:
   return round(groups * config.rollouts * config.steps)
 
 
+def active(settings):
+  """Settings without those that are off, so that a new feature that a method does not use leaves its rows valid."""
+  if not isinstance(settings, dict):
+    return settings
+  if settings.get('fn') == 'none':
+    return {}
+  inner = {name: active(value) for name, value in settings.items()}
+  return {name: value for name, value in inner.items() if value and value != 'none'}
+
+
 @functools.cache
 def fingerprint(method: str, is_smoke: bool) -> str:
   """A hash of a method's settings on the job: rows of other settings are not reused."""
-  settings = job(method, 0, is_smoke=is_smoke).to_dict() | dict(
-    start=START_STEPS, taught=TEACHER_STEPS
-  )
+  settings = active(job(method, 0, is_smoke=is_smoke).to_dict())
+  settings |= dict(start=START_STEPS, taught=TEACHER_STEPS)
   text = json.dumps(settings, sort_keys=True, default=str)
   return hashlib.sha256(text.encode()).hexdigest()[:12]

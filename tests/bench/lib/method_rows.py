@@ -85,7 +85,7 @@ def table(rows: Mapping[Key, dict], methods: Sequence[str], seeds: Collection[in
   base = _measure(rows, BASE, seeds, 'mean')
   differences = {m: paired(_measure(rows, m, seeds, 'mean'), base) for m in methods}
   order = lambda m: (m != BASE, -(differences[m] or (-np.inf,))[0], m)  # noqa: E731
-  header = ('method', 'mean@4', 'greedy', '− GRPO', 'completions', 's a step', 'result')
+  header = ('method', 'mean@4', 'greedy', '− GRPO', 'completions', 'CPU-s', 'result')
   return results.table(
     header, [_line(rows, m, seeds, differences[m]) for m in sorted(methods, key=order)]
   )
@@ -105,7 +105,7 @@ def _line(rows, method: str, seeds, difference: Difference | None) -> list[str]:
     shown(*mean_and_error(of('greedy'))),
     shown(difference.mean, difference.error, '+') if is_compared else '',
     f'{np.mean(of("completions")):,.0f}',
-    f'{np.mean(of("step_s")):.2f}',
+    f'{np.mean(of("cpu_s")):.0f}',
     ', '.join(([verdict(*difference)] if is_compared else []) + notes),
   ]
 
