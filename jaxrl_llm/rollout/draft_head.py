@@ -178,11 +178,11 @@ def eagle(
   """h' = h + W₂·silu(W₁·[h, e] + b), with h and the token's embedding e scaled to unit mean square, `tokens` times.
 
   h is the policy's hidden state after its final norm, and h' goes through the policy's own output matrix. The loss is
-  Σ_k 0.8^(k − 1)·KL(policy ‖ draft k); loss, learning rate and bound of the gradient are read from the official code,
-  which was not run. Its head is a transformer layer over the whole row that reads three layers of the policy (EAGLE-3);
-  this one has no attention, reads the last layer alone and needs no cache. The official code drafts 7 tokens and trains
-  on each token that it serves; this function trains on `rollouts` completions of each prompt. arXiv:2602.06932
-  (Aurora), arXiv:2503.01840 (EAGLE-3).
+  Σ_k 0.8^(k − 1)·KL(policy ‖ draft k); loss, learning rate and bound of the gradient are those of the official code.
+  Its head is a transformer layer over the whole row that reads three layers of the policy (EAGLE-3) and has an output
+  matrix of its own; this one has no attention, reads the last layer alone and needs no cache. The official code drafts
+  7 tokens and trains on each token that it serves; this function trains on `rollouts` completions of each prompt.
+  arXiv:2602.06932 (Aurora), arXiv:2503.01840 (EAGLE-3).
 
   The head drafts while 1 + a > `cost`, where a is the number of draft tokens accepted per turn of a slot. The update
   computes its expectation for the tokens that it learns from, and averages it over steps with weight `memory` for the

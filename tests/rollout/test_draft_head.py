@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -72,10 +73,12 @@ def sample(state, born=0, **changes):
   return jax.tree.map(np.asarray, rollout), {k: float(v) for k, v in metrics.items()}
 
 
-def train(made, count):
-  """(state, metrics, batch that was learned) of each step."""
+def train(made, count, head=None):
+  """(state, metrics, batch that was learned) of each step; from the state of a head, or a new one."""
   call, batch = steps.compile_step(made), empty_records.empty_batch(made)
   state, history = train_state.init_state(made, params()), []
+  if head is not None:
+    state = state._replace(rollout_head=jax.tree.map(jnp.array, head))
   for index in range(count):
     prompts, learned = make_prompts(index), batch
     state, rollout, metrics = call(state, batch, prompts, None, None, np.int32(T))
@@ -132,7 +135,7 @@ def logits(weights, tokens):
 
 
 def drafts(head, policy, batch):
-  """(k, token, log-probs of the policy and of the draft [V]) of every draft token, k from 1, draft by draft."""
+  """(draft, k, token, log-probs of the policy and of the draft [V]) of every draft token, k from 1, draft by draft."""
   unit = lambda x: x / jnp.sqrt((x**2).mean() + 1e-6)  # noqa: E731
   found = []
   for p in range(P):  # the first rollout of each prompt
@@ -145,29 +148,41 @@ def drafts(head, policy, batch):
         inputs = jnp.concatenate([unit(h), unit(policy['embed']['embedding'][own[at - 1]])])
         h = h + jax.nn.silu(inputs @ head['w1'] + head['b1']) @ head['w2']
         both = right[length - 1 + at], decoder.head(MODEL, policy, h[None], 'float32')[0]
-        found.append((at - start, own[at], *(jax.nn.log_softmax(x / 0.7) for x in both)))
+        policy_and_draft = (jax.nn.log_softmax(x / 0.7) for x in both)
+        found.append(((p, start), at - start, own[at], *policy_and_draft))
   return found
 
 
 def expected_loss(head, policy, batch):
   """Σ_k 0.8^(k − 1) · the mean of KL(policy ‖ draft token k)."""
   kl = lambda k: jnp.stack(  # noqa: E731
-    [(jnp.exp(p) * (p - q)).sum() for j, _, p, q in drafts(head, policy, batch) if j == k]
+    [(jnp.exp(p) * (p - q)).sum() for _, j, _, p, q in drafts(head, policy, batch) if j == k]
   )
   return sum(0.8**k * kl(k + 1).mean() for k in range(K))
 
 
 def expected_metrics(head, policy, batch):
-  """Mean KL of first draft tokens, and the expected number of accepted ones of a draft, and of first ones."""
-  kl, accepted, chain = [], np.zeros(K), 1.0
-  for k, token, p, q in drafts(head, policy, batch):
+  """Mean KL of first draft tokens, the number of accepted ones per turn, and the share of first ones accepted."""
+  kl, shares = [], {}  # draft → the probabilities that its tokens are accepted, each behind those before it
+  for draft, k, token, p, q in drafts(head, policy, batch):
     kl += [float((jnp.exp(p) * (p - q)).sum())] * (k == 1)
     (a, b), (c, d) = (
       np.cumsum(np.concatenate([[0], np.exp(np.float64(x))]))[token : token + 2] for x in (p, q)
     )
-    chain = (1.0 if k == 1 else chain) * max(min(b, d) - max(a, c), 0) / (b - a)
-    accepted[k - 1] += chain
-  return np.mean(kl), accepted.sum() / len(kl), accepted[0] / len(kl)
+    shares.setdefault(draft, []).append(max(min(b, d) - max(a, c), 0) / (b - a))
+
+  @functools.cache
+  def turns(p, start):
+    """The mean number of turns until the end of the row, from one that begins at token `start` on."""
+    if (p, start) not in shares:
+      return 0
+    count, reached = 1, 1.0
+    for at, share in enumerate(shares[p, start], start + 1):
+      count, reached = count + reached * (1 - share) * turns(p, at), reached * share
+    return count + reached * turns(p, start + len(shares[p, start]) + 1)
+
+  accepted = len(kl) / sum(turns(p, 0) for p in range(P)) - 1
+  return np.mean(kl), accepted, np.mean([x[0] for x in shares.values()])
 
 
 def test_a_step_is_one_of_adam_on_the_loss_of_whole_rows():
@@ -183,6 +198,20 @@ def test_a_step_is_one_of_adam_on_the_loss_of_whole_rows():
   grads = jax.grad(expected_loss)(head.params, state.params, batch)
   got = jax.tree.map(lambda m: m / (1 - 0.9), state.rollout_head.opt_state[1][0].mu)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, grads)
+
+
+def test_as_many_turns_are_expected_as_slots_take(learned):
+  """Of rollouts by a policy and a head that hardly move; also of those that end within a draft."""
+  made = spec(cost=0.0, learning_rate=1e-9, rollouts=G)
+  history = train(made, 40, learned[-1][0].rollout_head)
+  tokens = turns = expected = 0
+  for (_, sampled, _), (_, learning, batch) in itertools.pairwise(history):
+    count = np.maximum(batch.rollout.length_B - 1, 0).sum()
+    tokens += count
+    turns += sampled['generate/draft_head_turns']
+    expected += count / (1 + learning['draft_head/accepted'])
+  assert tokens / turns > 1.5
+  assert turns == pytest.approx(expected, rel=0.02)
 
 
 def test_the_policy_learns_what_it_learns_without_a_head():
