@@ -163,7 +163,10 @@ def expected_loss(head, policy, batch):
 
 def expected_metrics(head, policy, batch):
   """Mean KL of first draft tokens, the number of accepted ones per turn, and the share of first ones accepted."""
-  kl, shares = [], {}  # draft → the probabilities that its tokens are accepted, each behind those before it
+  kl, shares = (
+    [],
+    {},
+  )  # draft → the probabilities that its tokens are accepted, each behind those before it
   for draft, k, token, p, q in drafts(head, policy, batch):
     kl += [float((jnp.exp(p) * (p - q)).sum())] * (k == 1)
     (a, b), (c, d) = (

@@ -87,7 +87,7 @@ def official(torch, read, data):
   gradient = {k: x.grad.clone().numpy() for k, x in head.items()}
   before = {k: x.detach().clone() for k, x in head.items()}
   _optimizer(torch, read, head).step()
-  moved = {f'moved_{k}': (x.detach() - before[k]).numpy() for k, x in head.items()}
+  moved = {f'moved_{k}': 1e3 * (x.detach() - before[k]).numpy() for k, x in head.items()}
   with torch.no_grad():
     head['w2'].zero_()
   idle = trainer._backward(trainer._forward(batch)[0]).detach()
@@ -174,7 +174,7 @@ def ours(data):
   idle, _ = loss(params | dict(w2=0 * params['w2']))
   state = draft_head.DraftHeadState(params, head._optimizer().init(params), jnp.float32(0))
   after, _ = head.learn(state, grads, sums, count_K)
-  moved = {f'moved_{k}': after.params[k] - x for k, x in params.items()}
+  moved = {f'moved_{k}': 1e3 * (after.params[k] - x) for k, x in params.items()}
   return grads | moved | dict(loss=value - idle)
 
 
