@@ -121,6 +121,7 @@ def test_a_head_that_knows_the_hidden_states_has_all_its_drafts_accepted():
   # Each iteration samples 1 + K tokens of a row, but for its last one.
   turns_B = -(-(got.length_B - 1) // (K + 1))
   assert metrics['generate/draft_head_turns'] == turns_B.sum()
+  assert metrics['generate/draft_head_offered'] == K * turns_B.sum()
   assert metrics['generate/draft_head_kept'] == (got.length_B - 1).sum() - turns_B.sum()
   assert metrics['generate/rounds'] < before['generate/rounds'] / 2
 
@@ -233,6 +234,26 @@ def test_the_head_learns_and_starts_to_draft_where_that_pays(learned):
     head = learned[-1][0].rollout_head._replace(accepted=np.float32(accepted))
     _, metrics = sample(state._replace(rollout_head=head), born=99)
     assert (metrics['generate/draft_head_offered'] > 0) == proposes, 'the default cost is 1.5'
+
+
+def test_a_new_head_has_the_width_and_the_noise_that_are_set():
+  heads = [
+    draft_head.eagle(width=w).init(8, seed).params for w, seed in ((0, 0), (5, 0), (5, 1))
+  ]
+  assert [x['w1'].shape for x in heads] == [(16, 16), (16, 5), (16, 5)]
+  assert (heads[1]['w1'] != heads[2]['w1']).all()
+
+
+def test_a_gradient_that_is_not_finite_changes_no_state():
+  head = draft_head.eagle(tokens=K)
+  state, count_K = head.init(8, 0), jnp.full(K, 9.0)
+  sums = draft_head.DraftSums(count_K, jnp.float32(4), jnp.float32(5))
+  grads = jax.tree.map(jnp.ones_like, state.params)
+  for broken in (jnp.nan, jnp.inf):
+    after, _ = head.learn(state, grads | dict(b1=grads['b1'] * broken), sums, count_K)
+    jax.tree.map(np.testing.assert_array_equal, after, state)
+  after, _ = head.learn(state, grads, sums, count_K)
+  assert (after.params['w2'] != 0).all() and after.accepted == pytest.approx(0.1 * (9 / 5 - 1))
 
 
 def test_agreement_is_that_of_two_draws_by_one_uniform():
