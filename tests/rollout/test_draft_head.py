@@ -19,7 +19,7 @@ from jaxrl_llm.learner import empty_records
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import decoder
-from jaxrl_llm.rollout import draft_head
+from jaxrl_llm.rollout import draft_head, sampling
 from jaxrl_llm.types import ModelConfig, Prompts, UserError
 
 P, G, L, T, V, K = 6, 4, 4, 20, 12, 3
@@ -135,9 +135,14 @@ def logits(weights, tokens):
   return hidden[0], decoder.head(MODEL, weights, hidden, 'float32')[0]
 
 
+def next_hidden(head, h, embedded):
+  unit = lambda x: x / jnp.sqrt((x**2).mean() + 1e-6)  # noqa: E731
+  inputs = jnp.concatenate([unit(h), unit(embedded)])
+  return h + jax.nn.silu(inputs @ head['w1'] + head['b1']) @ head['w2']
+
+
 def drafts(head, policy, batch):
   """(draft, k, token, log-probs of the policy and of the draft [V]) of every draft token, k from 1, draft by draft."""
-  unit = lambda x: x / jnp.sqrt((x**2).mean() + 1e-6)  # noqa: E731
   found = []
   for p in range(P):  # the first rollout of each prompt
     length = int(batch.prompts.length_P[p])
@@ -146,12 +151,34 @@ def drafts(head, policy, batch):
     for start in range(len(own) - 1):  # a draft begins behind own[start]
       h = hidden[length - 1 + start]
       for at in range(start + 1, min(start + K, len(own) - 1) + 1):
-        inputs = jnp.concatenate([unit(h), unit(policy['embed']['embedding'][own[at - 1]])])
-        h = h + jax.nn.silu(inputs @ head['w1'] + head['b1']) @ head['w2']
+        h = next_hidden(head, h, policy['embed']['embedding'][own[at - 1]])
         both = right[length - 1 + at], decoder.head(MODEL, policy, h[None], 'float32')[0]
         policy_and_draft = (jax.nn.log_softmax(x / 0.7) for x in both)
         found.append(((p, start), at - start, own[at], *policy_and_draft))
   return found
+
+
+def turns_of_plain_loop(head, policy, prompts, rollout):
+  """The turns in which drafts of K tokens sample the rollout's rows behind their first tokens, one by one."""
+  keys_B = sampling.row_keys(jax.random.key(0), prompts, G)
+  turns = 0
+  for b in range(P * G):
+    length, start = int(prompts.length_P[b // G]), 0
+    own = rollout.tokens_BxT[b, : rollout.length_B[b]]
+    hidden, _ = logits(policy, np.concatenate([prompts.tokens_PxL[b // G, :length], own]))
+    while start < len(own) - 1:
+      h, token, turns = hidden[length - 1 + start], own[start], turns + 1
+      for _ in range(K):
+        start += 1
+        h = next_hidden(head, h, policy['embed']['embedding'][token])
+        uniform_1 = sampling.uniforms(keys_B[b : b + 1], start)
+        drawn_1, _ = sampling.sample(decoder.head(MODEL, policy, h[None]), uniform_1, 0.7)
+        token = int(drawn_1[0])
+        if start >= len(own) or token != own[start]:
+          break  # the next turn begins at the row's own token
+      else:
+        start += 1
+  return turns
 
 
 def expected_loss(head, policy, batch):
@@ -204,6 +231,15 @@ def test_a_step_is_one_of_adam_on_the_loss_of_whole_rows():
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, grads)
 
 
+def test_a_trained_head_takes_the_turns_of_a_plain_loop(learned):
+  head = learned[-1][0].rollout_head
+  state = train_state.init_state(spec(), params())._replace(rollout_head=head)
+  got, metrics = sample(state, born=99, slots=5, cost=0.0)
+  want = turns_of_plain_loop(head.params, params(), make_prompts(99), got)
+  assert metrics['generate/draft_head_turns'] == want
+  assert metrics['generate/draft_head_kept'] == (got.length_B - 1).sum() - want
+
+
 def test_as_many_turns_are_expected_as_slots_take(learned):
   """Of rollouts by a policy and a head that hardly move; also of those that end within a draft."""
   made = spec(cost=0.0, learning_rate=1e-9, rollouts=G)
@@ -237,9 +273,7 @@ def test_the_head_learns_and_starts_to_draft_where_that_pays(learned):
 
 
 def test_a_new_head_has_the_width_and_the_noise_that_are_set():
-  heads = [
-    draft_head.eagle(width=w).init(8, seed).params for w, seed in ((0, 0), (5, 0), (5, 1))
-  ]
+  heads = [draft_head.eagle(width=w).init(8, seed).params for w, seed in ((0, 0), (5, 0), (5, 1))]
   assert [x['w1'].shape for x in heads] == [(16, 16), (16, 5), (16, 5)]
   assert (heads[1]['w1'] != heads[2]['w1']).all()
 
