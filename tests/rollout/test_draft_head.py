@@ -63,13 +63,13 @@ def make_prompts(born=0):
 
 
 @functools.cache
-def sampling(**changes):
+def sampler(**changes):
   made = spec(**changes)
   return jax.jit(functools.partial(steps.generate, made))
 
 
 def sample(state, born=0, **changes):
-  rollout, metrics, _ = sampling(**changes)(state, make_prompts(born))
+  rollout, metrics, _ = sampler(**changes)(state, make_prompts(born))
   return jax.tree.map(np.asarray, rollout), {k: float(v) for k, v in metrics.items()}
 
 
