@@ -127,10 +127,11 @@ def test_a_head_that_knows_the_hidden_states_has_all_its_drafts_accepted():
 
 
 def logits(weights, tokens):
-  """Hidden states and logits [tokens, V] of a text."""
-  tokens_1xS, mask_1xS = jnp.asarray(tokens)[None], jnp.ones((1, len(tokens)), bool)
+  """Hidden states and logits [L + T, V] of a text; those behind its end mean nothing."""
+  padded = np.pad(tokens, (0, L + T - len(tokens)))  # one shape, so that one program is compiled
+  tokens_1xS, mask_1xS = jnp.asarray(padded)[None], jnp.ones((1, L + T), bool)
   hidden, _, _ = decoder.apply(
-    MODEL, weights, tokens_1xS, jnp.arange(len(tokens))[None], jnp.tril(mask_1xS[:, :, None] & mask_1xS[:, None])
+    MODEL, weights, tokens_1xS, jnp.arange(L + T)[None], jnp.tril(mask_1xS[:, :, None] & mask_1xS[:, None])
   )  # fmt: skip
   return hidden[0], decoder.head(MODEL, weights, hidden, 'float32')[0]
 
