@@ -19,7 +19,8 @@ from jaxrl_llm.learner import empty_records
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import decoder
-from jaxrl_llm.rollout import draft_head, sampling
+from jaxrl_llm.rollout import draft_decode, draft_head, sampling, slot_loop
+from jaxrl_llm.rollout.decode_records import DecodeInputs
 from jaxrl_llm.types import ModelConfig, Prompts, UserError
 
 P, G, L, T, V, K = 6, 4, 4, 20, 12, 3
@@ -124,6 +125,27 @@ def test_a_head_that_knows_the_hidden_states_has_all_its_drafts_accepted():
   assert metrics['generate/draft_head_offered'] == K * turns_B.sum()
   assert metrics['generate/draft_head_kept'] == (got.length_B - 1).sum() - turns_B.sum()
   assert metrics['generate/rounds'] < before['generate/rounds'] / 2
+
+
+@pytest.mark.parametrize('slots', [0, 5])
+def test_a_slot_has_the_hidden_state_that_predicted_its_token(slots):
+  """A drafter that has the rows themselves drafts only where that state draws the token again."""
+  state, made = train_state.init_state(spec(), params()), spec(slots=slots)
+  want, _ = sample(state._replace(rollout_head=None), fn='none')
+  token_BxT = jnp.asarray(want.tokens_BxT)
+
+  def propose(constants, rollout, slots):
+    logits_SxV = decoder.head(MODEL, constants.params, slots.hidden_SxD)
+    again_S, _ = slot_loop.sample_rows(constants, logits_SxV, slots.row_S, slots.index_SxQ[:, 0])
+    right_SxQ = token_BxT[slots.row_S[:, None], jnp.minimum(slots.index_SxQ, T - 1)]
+    return jnp.where((again_S == right_SxQ[:, 0])[:, None], right_SxQ, -1)
+
+  drafter = draft_decode.Drafter(K, propose, reads_hidden=True)
+  inputs = DecodeInputs(params(), make_prompts(), jax.random.key(0), 0)
+  generate = functools.partial(draft_decode.generate, MODEL, made.rollout.decode, inputs, drafter)
+  got, _, counts = jax.jit(generate)()
+  assert_same_tokens(got, want)
+  assert counts.turns == (-(-(want.length_B - 1) // (K + 1))).sum()
 
 
 def logits(weights, tokens):
