@@ -18,7 +18,7 @@ PARTIAL = ('duet',)
 # notes by third parties; a reconstruction is ours, from an abstract or from memory.
 LEVELS = {
   'official code, read': (
-    *('apriel', 'april', 'areal_interpolated', 'aurora', 'bots', 'chord', 'dars', 'dars_top_ups', 'dot', 'dots'),
+    *('apriel', 'april', 'areal_interpolated', 'bots', 'chord', 'dars', 'dars_top_ups', 'dot', 'dots'),
     *('echo', 'exopd', 'greso', 'latr', 'mc_grpo', 'mopps', 'nudge_rl', 'olr', 'oprl'),
     *('ppo_ewma', 'seeupo', 'spec_rl', 'swarm', 'ttrl'),
   ),

@@ -256,14 +256,15 @@ def embed(params: Params, tokens: Array, dtype: str) -> jax.Array:
 def head(
   config: ModelConfig, params: Params, hidden: jax.Array, dtype: str = 'float32'
 ) -> jax.Array:
-  """Logits [..., V] in float32 of hidden states [..., D]."""
+  """Logits [..., V] of hidden states [..., D], in float32 at least."""
   if config.tied:
     kernel, spec = params['embed']['embedding'], '...d,vd->...v'
   else:
     kernel, spec = params['head']['kernel'], '...d,dv->...v'
   data, scale = linear.read_kernel(kernel, dtype)
   product = exact.einsum if config.is_exact else jnp.einsum
-  logits = product(spec, hidden.astype(dtype), data, preferred_element_type=jnp.float32)
+  wide = jnp.promote_types(dtype, jnp.float32)
+  logits = product(spec, hidden.astype(dtype), data, preferred_element_type=wide)
   logits = linear.apply_scale(logits, scale)
   logits = logits if config.logit_scale == 1.0 else logits * config.logit_scale
   return attention.capped(logits, config.logit_cap)

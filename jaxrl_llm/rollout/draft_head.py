@@ -39,10 +39,11 @@ class PredictedTokens(NamedTuple):
 
 
 class DraftSums(NamedTuple):
-  """Sums over the tokens that a draft token predicts, [k] by its place in the draft."""
+  """Sums over the tokens that draft tokens predict."""
 
-  kl_K: jax.Array  # KL(policy ‖ draft), nats
-  accepted_K: jax.Array  # the probability that this draft token and those before it are accepted
+  kl_K: jax.Array  # KL(policy ‖ draft) in nats, [k] by the draft token's place in the draft
+  first_accepted: jax.Array  # the probability that the first token of a draft is accepted
+  turns: jax.Array  # times that a slot samples the tokens with drafts: an expected number
 
 
 class DraftHead(NamedTuple):
@@ -120,26 +121,27 @@ class DraftHead(NamedTuple):
     real_ZxKxU = in_use_ZxU[:, None] & (inputs.place_ZxU[:, None] >= place_1xKx1)
     kl_K = jnp.where(real_ZxKxU, kl_ZxKxU, 0).sum((0, 2))
     weight_K = _STEP_DECAY ** jnp.arange(self.tokens) / jnp.maximum(count_K, 1)
-    chain_ZxU, accepted = jnp.ones_like(share_ZxKxU[:, 0]), []
-    for k in range(self.tokens):
-      chain_ZxU = _shifted(chain_ZxU) * share_ZxKxU[:, k] if k else share_ZxKxU[:, k]
-      accepted.append(jnp.where(real_ZxKxU[:, k], chain_ZxU, 0).sum())
-    return (weight_K * kl_K).sum(), jax.lax.stop_gradient(DraftSums(kl_K, jnp.stack(accepted)))
+    began_ZxU = _shifted(_turn_begins(share_ZxKxU, inputs.place_ZxU))
+    first_accepted, turns = (
+      jnp.where(real_ZxKxU[:, 0], x_ZxU, 0).sum() for x_ZxU in (share_ZxKxU[:, 0], began_ZxU)
+    )
+    return (weight_K * kl_K).sum(), jax.lax.stop_gradient(DraftSums(kl_K, first_accepted, turns))
 
   def learn(
     self, state: DraftHeadState, grads: Params, sums: DraftSums, count_K: jax.Array
   ) -> tuple[DraftHeadState, Metrics]:
     """One step of Adam, and the running mean; without tokens or with a gradient that is not finite, the state stays."""
     updates, opt_state = self._optimizer().update(grads, state.opt_state, state.params)
-    accepted_K = sums.accepted_K / jnp.maximum(count_K[0], 1)
-    accepted = self.memory * state.accepted + (1 - self.memory) * accepted_K.sum()
-    trained = DraftHeadState(optax.apply_updates(state.params, updates), opt_state, accepted)
+    count = jnp.maximum(count_K[0], 1)
+    accepted = count / jnp.maximum(sums.turns, 1) - 1  # a turn samples 1 + accepted tokens
+    mean = self.memory * state.accepted + (1 - self.memory) * accepted
+    trained = DraftHeadState(optax.apply_updates(state.params, updates), opt_state, mean)
     usable = (count_K[0] > 0) & jnp.isfinite(optax.tree.norm(grads))
     state = jax.tree.map(lambda new, old: jnp.where(usable, new, old), trained, state)
     return state, {
-      'draft_head/kl': sums.kl_K[0] / jnp.maximum(count_K[0], 1),
-      'draft_head/first_accepted': accepted_K[0],
-      'draft_head/accepted': accepted_K.sum(),
+      'draft_head/kl': sums.kl_K[0] / count,
+      'draft_head/first_accepted': sums.first_accepted / count,
+      'draft_head/accepted': accepted,
       'draft_head/proposes': self.proposes(state).astype(jnp.float32),
     }
 
@@ -176,15 +178,15 @@ def eagle(
   """h' = h + W₂·silu(W₁·[h, e] + b), with h and the token's embedding e scaled to unit mean square, `tokens` times.
 
   h is the policy's hidden state after its final norm, and h' goes through the policy's own output matrix. The loss is
-  Σ_k 0.8^(k − 1)·KL(policy ‖ draft k); loss, learning rate and bound of the gradient are read from the official code,
-  which was not run. Its head is a transformer layer over the whole row that reads three layers of the policy (EAGLE-3);
-  this one has no attention, reads the last layer alone and needs no cache. The official code drafts 7 tokens and trains
-  on each token that it serves; this function trains on `rollouts` completions of each prompt. arXiv:2602.06932
-  (Aurora), arXiv:2503.01840 (EAGLE-3).
+  Σ_k 0.8^(k − 1)·KL(policy ‖ draft k); loss, learning rate and bound of the gradient are those of the official code.
+  Its head is a transformer layer over the whole row that reads three layers of the policy (EAGLE-3) and has an output
+  matrix of its own; this one has no attention, reads the last layer alone and needs no cache. The official code drafts
+  7 tokens and trains on each token that it serves; this function trains on `rollouts` completions of each prompt.
+  arXiv:2602.06932 (Aurora), arXiv:2503.01840 (EAGLE-3).
 
-  The head drafts while 1 + a > `cost`, where a is the mean number of draft tokens accepted of a draft, computed by the
-  update for all its tokens and averaged over steps with weight `memory` for the past; drafts beyond the end of a row
-  are not counted, so that short completions accept fewer. `cost` is the time of a decode iteration with drafts over
+  The head drafts while 1 + a > `cost`, where a is the number of draft tokens accepted per turn of a slot. The update
+  computes its expectation for the tokens that it learns from, and averages it over steps with weight `memory` for the
+  past. A turn at the end of a row accepts fewer. `cost` is the time of a decode iteration with drafts over
   that of one without. Where reading weights takes the time, it is about 1 + `tokens` · (output matrix + head) / all
   weights. Training goes on while the head does not draft. Raises UserError for settings out of range.
   """
@@ -215,7 +217,7 @@ def _next_hidden(params: Params, hidden: jax.Array, embedded: jax.Array) -> jax.
 
 
 def _unit(x: jax.Array) -> jax.Array:
-  wide = x.astype(jnp.float32)
+  wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
   return (wide * jax.lax.rsqrt((wide**2).mean(-1, keepdims=True) + 1e-6)).astype(x.dtype)
 
 
@@ -262,6 +264,26 @@ def _compare(
   )
   kl, share = (x.reshape(Z, K + 1, U)[:, 1:] for x in found)
   return kl, share
+
+
+def _turn_begins(share_ZxKxU: jax.Array, place_ZxU: jax.Array) -> jax.Array:
+  """P(a slot begins a turn at the token), [Z, U]: at the first one of a row, and where the draft before it ended.
+
+  A turn begins at a token whose draft was rejected, or behind k accepted ones. `share_ZxKxU` [k] is the probability
+  that draft token k is accepted where those before it were.
+  """
+
+  def advance(input_ZxQ, token):
+    """[q]: the probability that a token is the q-th accepted one of a draft, for q = 0 that a turn begins at it."""
+    share_ZxK, place_Z = token
+    accepted_ZxK = jnp.where(place_Z[:, None] > 0, input_ZxQ[:, :-1] * share_ZxK, 0)
+    begins_Z = 1 - accepted_ZxK.sum(1)
+    return jnp.concatenate([begins_Z[:, None], accepted_ZxK], axis=1), begins_Z
+
+  Z, K, _ = share_ZxKxU.shape
+  none_ZxQ = jnp.zeros((Z, K + 1), share_ZxKxU.dtype)
+  tokens = jnp.moveaxis(share_ZxKxU, 2, 0), place_ZxU.T
+  return jax.lax.scan(advance, none_ZxQ, tokens)[1].T
 
 
 def _agreement(policy_logp: jax.Array, draft_logp: jax.Array, token: jax.Array) -> jax.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,8 @@ from jaxrl_llm.learner import empty_records
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import decoder
-from jaxrl_llm.rollout import draft_head
+from jaxrl_llm.rollout import draft_decode, draft_head, sampling, slot_loop
+from jaxrl_llm.rollout.decode_records import DecodeInputs
 from jaxrl_llm.types import ModelConfig, Prompts, UserError
 
 P, G, L, T, V, K = 6, 4, 4, 20, 12, 3
@@ -62,20 +64,22 @@ def make_prompts(born=0):
 
 
 @functools.cache
-def sampling(**changes):
+def sampler(**changes):
   made = spec(**changes)
   return jax.jit(functools.partial(steps.generate, made))
 
 
 def sample(state, born=0, **changes):
-  rollout, metrics, _ = sampling(**changes)(state, make_prompts(born))
+  rollout, metrics, _ = sampler(**changes)(state, make_prompts(born))
   return jax.tree.map(np.asarray, rollout), {k: float(v) for k, v in metrics.items()}
 
 
-def train(made, count):
-  """(state, metrics, batch that was learned) of each step."""
+def train(made, count, head=None):
+  """(state, metrics, batch that was learned) of each step; from the state of a head, or a new one."""
   call, batch = steps.compile_step(made), empty_records.empty_batch(made)
   state, history = train_state.init_state(made, params()), []
+  if head is not None:
+    state = state._replace(rollout_head=jax.tree.map(jnp.array, head))
   for index in range(count):
     prompts, learned = make_prompts(index), batch
     state, rollout, metrics = call(state, batch, prompts, None, None, np.int32(T))
@@ -118,22 +122,50 @@ def test_a_head_that_knows_the_hidden_states_has_all_its_drafts_accepted():
   # Each iteration samples 1 + K tokens of a row, but for its last one.
   turns_B = -(-(got.length_B - 1) // (K + 1))
   assert metrics['generate/draft_head_turns'] == turns_B.sum()
+  assert metrics['generate/draft_head_offered'] == K * turns_B.sum()
   assert metrics['generate/draft_head_kept'] == (got.length_B - 1).sum() - turns_B.sum()
   assert metrics['generate/rounds'] < before['generate/rounds'] / 2
 
 
+@pytest.mark.parametrize('slots', [0, 5])
+def test_a_slot_has_the_hidden_state_that_predicted_its_token(slots):
+  """A drafter that has the rows themselves drafts only where that state draws the token again."""
+  state, made = train_state.init_state(spec(), params()), spec(slots=slots)
+  want, _ = sample(state._replace(rollout_head=None), fn='none')
+  token_BxT = jnp.asarray(want.tokens_BxT)
+
+  def propose(constants, rollout, slots):
+    logits_SxV = decoder.head(MODEL, constants.params, slots.hidden_SxD)
+    again_S, _ = slot_loop.sample_rows(constants, logits_SxV, slots.row_S, slots.index_SxQ[:, 0])
+    right_SxQ = token_BxT[slots.row_S[:, None], jnp.minimum(slots.index_SxQ, T - 1)]
+    return jnp.where((again_S == right_SxQ[:, 0])[:, None], right_SxQ, -1)
+
+  drafter = draft_decode.Drafter(K, propose, reads_hidden=True)
+  inputs = DecodeInputs(params(), make_prompts(), jax.random.key(0), 0)
+  generate = functools.partial(draft_decode.generate, MODEL, made.rollout.decode, inputs, drafter)
+  got, _, counts = jax.jit(generate)()
+  assert_same_tokens(got, want)
+  assert counts.turns == (-(-(want.length_B - 1) // (K + 1))).sum()
+
+
 def logits(weights, tokens):
-  """Hidden states and logits [tokens, V] of a text."""
-  tokens_1xS, mask_1xS = jnp.asarray(tokens)[None], jnp.ones((1, len(tokens)), bool)
+  """Hidden states and logits [L + T, V] of a text; those behind its end mean nothing."""
+  padded = np.pad(tokens, (0, L + T - len(tokens)))  # one shape, so that one program is compiled
+  tokens_1xS, mask_1xS = jnp.asarray(padded)[None], jnp.ones((1, L + T), bool)
   hidden, _, _ = decoder.apply(
-    MODEL, weights, tokens_1xS, jnp.arange(len(tokens))[None], jnp.tril(mask_1xS[:, :, None] & mask_1xS[:, None])
+    MODEL, weights, tokens_1xS, jnp.arange(L + T)[None], jnp.tril(mask_1xS[:, :, None] & mask_1xS[:, None])
   )  # fmt: skip
   return hidden[0], decoder.head(MODEL, weights, hidden, 'float32')[0]
 
 
-def drafts(head, policy, batch):
-  """(k, token, log-probs of the policy and of the draft [V]) of every draft token, k from 1, draft by draft."""
+def next_hidden(head, h, embedded):
   unit = lambda x: x / jnp.sqrt((x**2).mean() + 1e-6)  # noqa: E731
+  inputs = jnp.concatenate([unit(h), unit(embedded)])
+  return h + jax.nn.silu(inputs @ head['w1'] + head['b1']) @ head['w2']
+
+
+def drafts(head, policy, batch):
+  """(draft, k, token, log-probs of the policy and of the draft [V]) of every draft token, k from 1, draft by draft."""
   found = []
   for p in range(P):  # the first rollout of each prompt
     length = int(batch.prompts.length_P[p])
@@ -142,32 +174,69 @@ def drafts(head, policy, batch):
     for start in range(len(own) - 1):  # a draft begins behind own[start]
       h = hidden[length - 1 + start]
       for at in range(start + 1, min(start + K, len(own) - 1) + 1):
-        inputs = jnp.concatenate([unit(h), unit(policy['embed']['embedding'][own[at - 1]])])
-        h = h + jax.nn.silu(inputs @ head['w1'] + head['b1']) @ head['w2']
+        h = next_hidden(head, h, policy['embed']['embedding'][own[at - 1]])
         both = right[length - 1 + at], decoder.head(MODEL, policy, h[None], 'float32')[0]
-        found.append((at - start, own[at], *(jax.nn.log_softmax(x / 0.7) for x in both)))
+        policy_and_draft = (jax.nn.log_softmax(x / 0.7) for x in both)
+        found.append(((p, start), at - start, own[at], *policy_and_draft))
   return found
+
+
+def turns_of_plain_loop(head, policy, prompts, rollout):
+  """The turns in which drafts of K tokens sample the rollout's rows behind their first tokens, one by one."""
+  keys_B = sampling.row_keys(jax.random.key(0), prompts, G)
+  turns = 0
+  for b in range(P * G):
+    length, start = int(prompts.length_P[b // G]), 0
+    own = rollout.tokens_BxT[b, : rollout.length_B[b]]
+    hidden, _ = logits(policy, np.concatenate([prompts.tokens_PxL[b // G, :length], own]))
+    while start < len(own) - 1:
+      h, token, turns = hidden[length - 1 + start], own[start], turns + 1
+      for _ in range(K):
+        start += 1
+        h = next_hidden(head, h, policy['embed']['embedding'][token])
+        uniform_1 = sampling.uniforms(keys_B[b : b + 1], start)
+        drawn_1, _ = sampling.sample(decoder.head(MODEL, policy, h[None]), uniform_1, 0.7)
+        token = int(drawn_1[0])
+        if start >= len(own) or token != own[start]:
+          break  # the next turn begins at the row's own token
+      else:
+        start += 1
+  return turns
 
 
 def expected_loss(head, policy, batch):
   """Σ_k 0.8^(k − 1) · the mean of KL(policy ‖ draft token k)."""
   kl = lambda k: jnp.stack(  # noqa: E731
-    [(jnp.exp(p) * (p - q)).sum() for j, _, p, q in drafts(head, policy, batch) if j == k]
+    [(jnp.exp(p) * (p - q)).sum() for _, j, _, p, q in drafts(head, policy, batch) if j == k]
   )
   return sum(0.8**k * kl(k + 1).mean() for k in range(K))
 
 
 def expected_metrics(head, policy, batch):
-  """Mean KL of first draft tokens, and the expected number of accepted ones of a draft, and of first ones."""
-  kl, accepted, chain = [], np.zeros(K), 1.0
-  for k, token, p, q in drafts(head, policy, batch):
+  """Mean KL of first draft tokens, the number of accepted ones per turn, and the share of first ones accepted."""
+  kl, shares = (
+    [],
+    {},
+  )  # draft → the probabilities that its tokens are accepted, each behind those before it
+  for draft, k, token, p, q in drafts(head, policy, batch):
     kl += [float((jnp.exp(p) * (p - q)).sum())] * (k == 1)
     (a, b), (c, d) = (
       np.cumsum(np.concatenate([[0], np.exp(np.float64(x))]))[token : token + 2] for x in (p, q)
     )
-    chain = (1.0 if k == 1 else chain) * max(min(b, d) - max(a, c), 0) / (b - a)
-    accepted[k - 1] += chain
-  return np.mean(kl), accepted.sum() / len(kl), accepted[0] / len(kl)
+    shares.setdefault(draft, []).append(max(min(b, d) - max(a, c), 0) / (b - a))
+
+  @functools.cache
+  def turns(p, start):
+    """The mean number of turns until the end of the row, from one that begins at token `start` on."""
+    if (p, start) not in shares:
+      return 0
+    count, reached = 1, 1.0
+    for at, share in enumerate(shares[p, start], start + 1):
+      count, reached = count + reached * (1 - share) * turns(p, at), reached * share
+    return count + reached * turns(p, start + len(shares[p, start]) + 1)
+
+  accepted = len(kl) / sum(turns(p, 0) for p in range(P)) - 1
+  return np.mean(kl), accepted, np.mean([x[0] for x in shares.values()])
 
 
 def test_a_step_is_one_of_adam_on_the_loss_of_whole_rows():
@@ -183,6 +252,29 @@ def test_a_step_is_one_of_adam_on_the_loss_of_whole_rows():
   grads = jax.grad(expected_loss)(head.params, state.params, batch)
   got = jax.tree.map(lambda m: m / (1 - 0.9), state.rollout_head.opt_state[1][0].mu)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, grads)
+
+
+def test_a_trained_head_takes_the_turns_of_a_plain_loop(learned):
+  head = learned[-1][0].rollout_head
+  state = train_state.init_state(spec(), params())._replace(rollout_head=head)
+  got, metrics = sample(state, born=99, slots=5, cost=0.0)
+  want = turns_of_plain_loop(head.params, params(), make_prompts(99), got)
+  assert metrics['generate/draft_head_turns'] == want
+  assert metrics['generate/draft_head_kept'] == (got.length_B - 1).sum() - want
+
+
+def test_as_many_turns_are_expected_as_slots_take(learned):
+  """Of rollouts by a policy and a head that hardly move; also of those that end within a draft."""
+  made = spec(cost=0.0, learning_rate=1e-9, rollouts=G)
+  history = train(made, 40, learned[-1][0].rollout_head)
+  tokens = turns = expected = 0
+  for (_, sampled, _), (_, learning, batch) in itertools.pairwise(history):
+    count = np.maximum(batch.rollout.length_B - 1, 0).sum()
+    tokens += count
+    turns += sampled['generate/draft_head_turns']
+    expected += count / (1 + learning['draft_head/accepted'])
+  assert tokens / turns > 1.5
+  assert turns == pytest.approx(expected, rel=0.02)
 
 
 def test_the_policy_learns_what_it_learns_without_a_head():
@@ -201,6 +293,24 @@ def test_the_head_learns_and_starts_to_draft_where_that_pays(learned):
     head = learned[-1][0].rollout_head._replace(accepted=np.float32(accepted))
     _, metrics = sample(state._replace(rollout_head=head), born=99)
     assert (metrics['generate/draft_head_offered'] > 0) == proposes, 'the default cost is 1.5'
+
+
+def test_a_new_head_has_the_width_and_the_noise_that_are_set():
+  heads = [draft_head.eagle(width=w).init(8, seed).params for w, seed in ((0, 0), (5, 0), (5, 1))]
+  assert [x['w1'].shape for x in heads] == [(16, 16), (16, 5), (16, 5)]
+  assert (heads[1]['w1'] != heads[2]['w1']).all()
+
+
+def test_a_gradient_that_is_not_finite_changes_no_state():
+  head = draft_head.eagle(tokens=K)
+  state, count_K = head.init(8, 0), jnp.full(K, 9.0)
+  sums = draft_head.DraftSums(count_K, jnp.float32(4), jnp.float32(5))
+  grads = jax.tree.map(jnp.ones_like, state.params)
+  for broken in (jnp.nan, jnp.inf):
+    after, _ = head.learn(state, grads | dict(b1=grads['b1'] * broken), sums, count_K)
+    jax.tree.map(np.testing.assert_array_equal, after, state)
+  after, _ = head.learn(state, grads, sums, count_K)
+  assert (after.params['w2'] != 0).all() and after.accepted == pytest.approx(0.1 * (9 / 5 - 1))
 
 
 def test_agreement_is_that_of_two_draws_by_one_uniform():
