@@ -55,7 +55,7 @@ def train_draft_head(
 
     return jax.tree.map(jnp.add, total, jax.grad(loss, has_aux=True)(current.params))
 
-  zeros = jax.tree.map(jnp.zeros_like, (current.params, DraftSums(count_K, *[count_K[0]] * 2)))
+  zeros = jax.tree.map(jnp.zeros_like, (current.params, DraftSums(count_K, count_K[0], count_K[0])))
   packed = pack(spec, batch, length_B > 0)
   over_rows = accumulate_sums if spec.layout.slices > 1 else accumulate
   grads, sums = over_rows(spec, packed, (), add, zeros)
