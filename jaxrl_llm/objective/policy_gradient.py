@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.objective import record_checks, replayed_log_probs, self_imitation
+from jaxrl_llm.objective import record_checks, replayed_log_probs, self_imitation, token_spans
 from jaxrl_llm.objective.method_spec import Method
 from jaxrl_llm.objective.token_inputs import (
   CreditInputs,
@@ -146,6 +146,8 @@ def targets(
     mask_BxT = mask_BxT * (jnp.arange(B) % rollouts > 0)[:, None]
   if batch.solutions is not None:
     mask_BxT = mask_BxT * (batch.solutions.length_B > 0)[:, None]
+  if batch.teacher_tokens is not None:
+    mask_BxT = mask_BxT * (batch.teacher_tokens.own_span_BxT >= 0)
   if method.mask_zero_variance:
     mask_BxT = mask_BxT * mixed_group_mask(compared(method, batch), length_B, groups)[:, None]
   weight_BxT, kl_weight_BxT = method.denominators(mask_BxT, group_B, batch.rollout)
@@ -245,10 +247,17 @@ def _with_imitation(method: Method, batch: Batch, target: Targets) -> Targets:
   return target._replace(imitation_B=batch.imitation_B, **term)
 
 
-def distill(method: Method, target: Targets) -> Targets:
-  """Targets with the advantages that the stage `distillation` computes from frozen policies."""
+def distill(method: Method, target: Targets, span_BxT: Array | None = None) -> Targets:
+  """Targets with the advantages that the stage `distillation` computes from frozen policies.
+
+  With `span_BxT`, the number of each token's span, a token has the sum over the tokens of its span.
+  """
   tokens = _tokens(method, target, _old_log_probs(target))
-  return target._replace(advantage_BxT=present(method.token_stages.distillation)(tokens))
+  advantage_BxT = present(method.token_stages.distillation)(tokens)
+  if span_BxT is not None:
+    sums_BxT = token_spans.sums(advantage_BxT, span_BxT, advantage_BxT.shape[1])
+    advantage_BxT = token_spans.of_tokens(sums_BxT, span_BxT)
+  return target._replace(advantage_BxT=advantage_BxT)
 
 
 def coefficients(
