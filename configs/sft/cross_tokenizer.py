@@ -15,7 +15,6 @@ def get_config():
   return dict(
     base='distill',
     objective=dict(
-      importance_correction=dict(fn='token_truncate', low=0.0, high=5.0),
       distillation=dict(
         fn='on_policy_spans', teacher_prompt_tokens=96, teacher_completion_tokens=24
       ),

@@ -1,9 +1,8 @@
-"""A teacher with another tokenizer: its forward pass over its own tokens, and its log-probs of spans of text."""
+"""A teacher with another tokenizer: its forward pass over its own tokens, and the advantages of spans of text."""
 
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 
 from jaxrl_llm import objective
 from jaxrl_llm.learner.microbatch import all_log_probs, pack
@@ -17,17 +16,14 @@ def distill(
   spec: StepSpec, state: TrainState, batch: Batch, target: objective.Targets
 ) -> objective.Targets:
   """Targets with the advantages of spans."""
-  span_BxT = present(batch.teacher_tokens).own_span_BxT
-  sums_BxT = log_probs(spec, state, batch)
-  first_BxT = jnp.where(
-    token_spans.is_first(span_BxT), token_spans.of_tokens(sums_BxT, span_BxT), 0.0
-  )
-  target = target.with_arrays(teacher_BxT=first_BxT)
-  return objective.distill(spec.objective.method, target, span_BxT)
+  tokens = present(batch.teacher_tokens)
+  teacher_BxT = token_spans.at_first_tokens(log_probs(spec, state, batch), tokens)
+  target = target.with_arrays(teacher_BxT=teacher_BxT)
+  return objective.distill(spec.objective.method, target, tokens.own_span_BxT)
 
 
 def log_probs(spec: StepSpec, state: TrainState, batch: Batch) -> jax.Array:
-  """The teacher's log-probs of the spans of each row: [B, T], 0 behind the last one."""
+  """The teacher's log-probs of its tokens: [B, E], 0 behind the last one."""
   tokens, own = present(batch.teacher_tokens), teacher_spec(spec)
   by_prompt = slice(None, None, spec.layout.group)
   prompts = batch.prompts._replace(
@@ -37,5 +33,4 @@ def log_probs(spec: StepSpec, state: TrainState, batch: Batch) -> jax.Array:
     tokens_BxT=tokens.tokens_BxE, length_B=tokens.length_B, expert_BxTxNxk=None
   )
   packed = pack(own, batch._replace(prompts=prompts, rollout=rollout))
-  logp_BxE, *_ = all_log_probs(own, state.teacher, packed)
-  return token_spans.sums(logp_BxE, tokens.span_BxE, batch.rollout.tokens_BxT.shape[1])
+  return all_log_probs(own, state.teacher, packed)[0]

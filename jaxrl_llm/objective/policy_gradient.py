@@ -255,8 +255,7 @@ def distill(method: Method, target: Targets, span_BxT: Array | None = None) -> T
   tokens = _tokens(method, target, _old_log_probs(target))
   advantage_BxT = present(method.token_stages.distillation)(tokens)
   if span_BxT is not None:
-    sums_BxT = token_spans.sums(advantage_BxT, span_BxT, advantage_BxT.shape[1])
-    advantage_BxT = token_spans.of_tokens(sums_BxT, span_BxT)
+    advantage_BxT = token_spans.summed(advantage_BxT, span_BxT)
   return target._replace(advantage_BxT=advantage_BxT)
 
 
