@@ -3,80 +3,12 @@
 from __future__ import annotations
 
 import functools
-import random
 
 import numpy as np
 import pytest
-import tokenizers
-from tokenizers import decoders, normalizers, pre_tokenizers, trainers
-from tokenizers import models as bpe
+from small_tokenizers import byte_fallback, byte_level, characters, smollm2, texts
 
-from jaxrl_llm import models
-from jaxrl_llm.config.schema import ScratchConfig
 from jaxrl_llm.models import token_spans
-from jaxrl_llm.models.tokenizer import Tokenizer
-
-_WORDS = (
-  'a of the sum is 12 345 7 x+y Füße naïve Привет 你好 こんにちは שלום 🙂 👩‍👩‍👧 ½ fi\n \t'.split(
-    ' '
-  )
-)
-
-
-def texts(count: int, seed: int) -> list[str]:
-  """Random sentences of words in several scripts, with odd spaces."""
-  r = random.Random(seed)
-  return [
-    ''.join(
-      r.choice(_WORDS) + r.choice(['', ' ', '  ', '\n', ', ']) for _ in range(r.randrange(30))
-    )
-    for _ in range(count)
-  ]
-
-
-def trained(backend: tokenizers.Tokenizer, size: int, seed: int, **options) -> Tokenizer:
-  trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=['<s>', '</s>'], **options)
-  backend.train_from_iterator(texts(400, seed), trainer)
-  return Tokenizer(backend, '', (1,), 1, '<s>', '</s>')
-
-
-@functools.cache
-def byte_level(size: int, seed: int) -> Tokenizer:
-  backend = tokenizers.Tokenizer(bpe.BPE())
-  backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-  backend.decoder = decoders.ByteLevel()
-  alphabet = pre_tokenizers.ByteLevel.alphabet()
-  return trained(backend, size, seed, initial_alphabet=alphabet, show_progress=False)
-
-
-@functools.cache
-def byte_fallback(prefix: bool) -> Tokenizer:
-  """As SentencePiece: spaces as a symbol, and unknown characters in bytes; with `prefix` a space before the text."""
-  raw = {f'<0x{byte:02X}>': byte + 3 for byte in range(256)}
-  pieces = ['▁', *'abcdefghijklmnopqrstuvwxyz0123456789+,', 'th', 'the', '▁the', '12', '你']
-  vocab = {'<unk>': 0, '<s>': 1, '</s>': 2, **raw}
-  vocab |= {piece: len(vocab) + i for i, piece in enumerate(pieces)}
-  merges = [('t', 'h'), ('th', 'e'), ('▁', 'the'), ('1', '2')]
-  backend = tokenizers.Tokenizer(bpe.BPE(vocab, merges, unk_token='<unk>', byte_fallback=True))
-  steps = [normalizers.Prepend('▁')] if prefix else []
-  backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(' ', '▁')])
-  strip = [decoders.Strip(' ', 1, 0)] if prefix else []
-  backend.decoder = decoders.Sequence(
-    [decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse(), *strip]
-  )
-  backend.add_special_tokens(['<s>', '</s>'])
-  return Tokenizer(backend, '', (2,), 2, '<s>', '</s>')
-
-
-@functools.cache
-def smollm2() -> Tokenizer:
-  return models.load('smollm2-135m').tokenizer
-
-
-@functools.cache
-def characters() -> Tokenizer:
-  return models.load('scratch', scratch=ScratchConfig(width=16, layers=1), seed=0).tokenizer
-
 
 TOKENIZERS = dict(
   coarse=lambda: byte_level(600, 0),
