@@ -6,13 +6,14 @@ import functools
 import os
 import random
 
+import jax
 import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers, trainers
 from tokenizers import models as bpe
 
 from jaxrl_llm import models
 from jaxrl_llm.config.schema import ScratchConfig
-from jaxrl_llm.models import decoder, export
+from jaxrl_llm.models import chat_template, decoder, export
 from jaxrl_llm.models.tokenizer import Tokenizer
 from jaxrl_llm.types import Model, ModelConfig
 
@@ -35,7 +36,7 @@ def texts(count: int, seed: int) -> list[str]:
 def trained(backend: tokenizers.Tokenizer, size: int, seed: int, **options) -> Tokenizer:
   trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=['<s>', '</s>'], **options)
   backend.train_from_iterator(texts(400, seed), trainer)
-  return Tokenizer(backend, '', (1,), 1, '<s>', '</s>')
+  return Tokenizer(backend, chat_template.PLAIN, (1,), 1, '<s>', '</s>')
 
 
 @functools.cache
@@ -63,7 +64,7 @@ def byte_fallback(prefix: bool) -> Tokenizer:
     [decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse(), *strip]
   )
   backend.add_special_tokens(['<s>', '</s>'])
-  return Tokenizer(backend, '', (2,), 2, '<s>', '</s>')
+  return Tokenizer(backend, chat_template.PLAIN, (2,), 2, '<s>', '</s>')
 
 
 @functools.cache
@@ -82,6 +83,7 @@ def write_model(folder: str | os.PathLike, tokenizer: Tokenizer, seed: int = 0) 
     vocab=tokenizer.vocab_size, width=16, layers=2, heads=2, kv_heads=1, head_dim=8, mlp=32,
     max_tokens=64,
   )  # fmt: skip
-  model = Model(config, decoder.init(config, seed), tokenizer, 'small')
+  params = jax.tree.map(lambda x: 2 * x, decoder.init(config, seed))  # far from uniform
+  model = Model(config, params, tokenizer, 'small')
   export.save(str(folder), model, dtype='float32')
   return model
