@@ -46,8 +46,7 @@ class TeacherText:
     _check_spelling(config, policy, teacher, rows)
     self._policy_V, self._teacher_V = map(token_spans.token_bytes, (policy, teacher))
     try:
-      prompts = data.encoded(rows, config.data, teacher)
-      self._prompts = [prompts[i] for i in range(len(prompts))]
+      self._prompts = [data.encode(row, config.data, teacher) for row in rows]
       self._end = _turn_end(teacher, config.data.chat)
     except UserError as error:
       raise UserError(str(error).replace('config.model', _FIELD)) from error

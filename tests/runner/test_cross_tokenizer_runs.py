@@ -17,9 +17,7 @@ def job(folder, **changes) -> str:
     ratio=dict(fn='one'),
     trust_region=dict(fn='none'),
     aggregation=dict(fn='token_mean'),
-    distillation=dict(
-      fn='on_policy_spans', teacher_prompt_tokens=12, teacher_completion_tokens=20
-    ),
+    distillation=dict(fn='on_policy_spans', teacher_prompt_tokens=12, teacher_completion_tokens=20),
     teacher=str(teacher),
   )
   known = dict(
@@ -33,7 +31,7 @@ def job(folder, **changes) -> str:
 
 @pytest.mark.parametrize('mode', ['fused', 'lag'])
 def test_a_continued_run_is_the_uninterrupted_one(mode, tmp_path):
-  """Every metric and every file of rollouts; in lag mode with a step in flight, and with two optimizer steps a batch."""
+  """Every metric and every file of rollouts, with two optimizer steps a batch; in lag mode with a step in flight."""
   config = job(tmp_path, mode=mode, learner=dict(minibatches=2))
   tiny_job.finish(tiny_job.start(config, tmp_path / 'whole'))
   tiny_job.finish(tiny_job.start(config, tmp_path / 'parts', '--config.steps=3'))

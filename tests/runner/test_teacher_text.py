@@ -1,4 +1,4 @@
-"""A step in the tokens of a teacher: ends, incomplete characters, other spellings, lengths, and sentences for bad input."""
+"""A step in the tokens of a teacher: ends, incomplete characters, other spellings, lengths, and bad input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from jaxrl_llm.types import Prompts, Row, UserError
 
 T, E = 12, 16
 COARSE, FINE = small.byte_level(600, 0), small.byte_level(300, 1)
-ROWS = [Row(str(i), text, (), '12', 'digits', {}) for i, text in enumerate(('the sum is 12', '你好'))]
+ROWS = [
+  Row(str(i), text, (), '12', 'digits', {}) for i, text in enumerate(('the sum is 12', '你好'))
+]
 
 
 def config(prompt=24, completion=E, rollouts=2, chat=False):
@@ -48,7 +50,9 @@ def pieces(tokenizer, ids, spans):
   """The bytes of each span."""
   table = token_spans.token_bytes(tokenizer)
   count = max(spans, default=-1) + 1
-  return [b''.join(table[i] for i, k in zip(ids, spans, strict=True) if k == n) for n in range(count)]
+  return [
+    b''.join(table[i] for i, k in zip(ids, spans, strict=True) if k == n) for n in range(count)
+  ]
 
 
 def test_spans_of_completions_spell_the_same_behind_the_teachers_prompts():
@@ -132,7 +136,9 @@ def test_the_same_tokenizer_gives_the_same_tokens():
 
 def test_text_that_the_teacher_spells_otherwise_ends_the_spans():
   """A normalizer joins a letter and its accent; what comes before is compared."""
-  composing = small.byte_level(300, 1)._replace(backend=type(FINE.backend).from_str(FINE.backend.to_str()))
+  composing = small.byte_level(300, 1)._replace(
+    backend=type(FINE.backend).from_str(FINE.backend.to_str())
+  )
   composing.backend.normalizer = normalizers.NFC()
   ids = [*COARSE.encode('12 e\u0301 12')]
   tokens, _ = built([ids, ids], teacher=composing)
@@ -187,7 +193,9 @@ def test_bad_input_is_one_sentence(change, sentence):
 
 def test_a_policy_may_write_a_space_first_but_no_other_text():
   reader(policy=small.byte_fallback(True))
-  other = small.byte_level(300, 1)._replace(backend=type(FINE.backend).from_str(FINE.backend.to_str()))
+  other = small.byte_level(300, 1)._replace(
+    backend=type(FINE.backend).from_str(FINE.backend.to_str())
+  )
   other.backend.normalizer = normalizers.Prepend('_')
   with pytest.raises(UserError, match='^config.model: its tokens spell .* name another model.$'):
     reader(policy=other)
@@ -201,7 +209,13 @@ def context_error(tmp_path, teacher='teacher', **changes):
   name = str(folder) if teacher == 'teacher' else teacher
   sizes = dict(teacher_prompt_tokens=24, teacher_completion_tokens=16) | changes
   flags = [
-    *('model=scratch', 'prompts=2', 'rollouts=1', 'completion_tokens=8', f'objective.teacher={name}'),
+    *(
+      'model=scratch',
+      'prompts=2',
+      'rollouts=1',
+      'completion_tokens=8',
+      f'objective.teacher={name}',
+    ),
     *('objective.advantage.fn=raw', 'objective.zero_variance.fn=keep', 'sft.steps=0'),
     f'objective.distillation.fn={sizes.pop("fn", "on_policy_spans")}',
     *(f'objective.distillation.{k}={v}' for k, v in sizes.items() if v is not None),
