@@ -125,6 +125,8 @@ PATHS = {
   'rollout/test_tree_decode.py': 'slow',
   'runner': 'jit',
   'runner/test_cross_tokenizer_runs.py': 'process',
+  'runner/test_cross_tokenizer_runs.py::test_a_continued_run_is_the_uninterrupted_one[lag]': 'slow',
+  'runner/test_cross_tokenizer_runs.py::test_a_policy_comes_nearer_to_its_teacher': 'slow',
   'runner/test_endpoint.py': 'slow',
   'runner/test_endpoint.py::test_bad_settings_are_refused_before_anything_is_compiled': 'jit',
   'runner/test_endpoint.py::test_log_probs_are_those_of_the_policy_of_the_step': 'process',

@@ -49,8 +49,9 @@ def test_a_continued_run_is_the_uninterrupted_one(mode, tmp_path):
 
 def test_a_policy_comes_nearer_to_its_teacher(tmp_path):
   """The mean advantage is minus the estimated divergence of a token's span."""
-  config = job(tmp_path, steps=40, optimizer=dict(learning_rate=1e-2), rollouts=8)
+  known = dict(steps=30, prompts=8, rollouts=16, optimizer=dict(learning_rate=3e-3))
+  config = job(tmp_path, **known)
   tiny_job.finish(tiny_job.start(config, tmp_path / 'run'))
   means = [row['critic/advantages/mean'] for row in tiny_job.rows(tmp_path / 'run')[1:]]
   first, last = sum(means[:5]) / 5, sum(means[-5:]) / 5
-  assert first < -0.5 and last > first / 2
+  assert first < -0.5 and last > first + 0.5
