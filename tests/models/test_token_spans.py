@@ -39,6 +39,14 @@ def test_every_token_has_bytes_and_special_ones_their_name(name):
   assert table(name)[tokenizer.end_ids[0]] == tokenizer.eos_token.encode()
 
 
+def test_added_tokens_are_written_as_they_are():
+  """The name of a byte-level token is in an alphabet of its own, that of an added token is not."""
+  backend = type(byte_level(300, 1).backend).from_str(byte_level(300, 1).backend.to_str())
+  backend.add_tokens(['né'])
+  changed = byte_level(300, 1)._replace(backend=backend)
+  assert token_spans.token_bytes(changed)[backend.token_to_id('né')] == 'né'.encode()
+
+
 def test_characters_and_a_space_before_the_text():
   letters = token_spans.token_bytes(characters())
   assert letters[:2] == [b'<end>', b'<unknown>'] and b'A' in letters
