@@ -37,6 +37,7 @@ def test_every_token_has_bytes_and_special_ones_their_name(name):
   tokenizer = TOKENIZERS[name]()
   assert all(table(name)) and len(table(name)) == tokenizer.vocab_size
   assert table(name)[tokenizer.end_ids[0]] == tokenizer.eos_token.encode()
+  assert {bytes([byte]) for byte in range(256) if name != 'smollm2'} <= set(table(name))
 
 
 def test_added_tokens_are_written_as_they_are():

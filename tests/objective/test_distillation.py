@@ -130,7 +130,9 @@ def test_spans_of_single_tokens_are_plain_distillation_bit_for_bit():
   d = taught()
   d.old = d.behavior  # the opsd row has no other old policy
   span_BxT = np.where(d.mask > 0, np.arange(d.x.shape[1]), -1)
-  c, advantage = over_spans(d, d.teacher, span_BxT, span_BxT)
+  more = ((0, 0), (0, 2))  # padding of any value
+  teacher_BxE = np.pad(d.teacher, more, constant_values=5.0)
+  c, advantage = over_spans(d, teacher_BxE, np.pad(span_BxT, more, constant_values=-1), span_BxT)
   gap = np.where(d.mask > 0, d.teacher - d.old, 0)
   np.testing.assert_array_equal(advantage, gap)
   np.testing.assert_array_equal(c, gap * (d.mask / d.mask.sum()))

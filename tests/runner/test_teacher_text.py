@@ -77,7 +77,8 @@ def test_spans_of_completions_spell_the_same_behind_the_teachers_prompts():
 def test_an_end_is_a_span_of_its_own_and_the_teachers_end_token():
   ids = [[*COARSE.encode('12 the'), 1], [1], COARSE.encode('12'), []]
   other = FINE._replace(end_ids=(0,), eos_token='<s>')
-  for teacher, end in ((FINE, 1), (other, 0)):
+  both = FINE._replace(end_ids=(0, 1))  # the one with the policy's name is meant
+  for teacher, end in ((FINE, 1), (other, 0), (both, 1)):
     tokens, _ = built(ids, teacher=teacher)
     last = tokens.length_B - 1
     assert tokens.tokens_BxE[0, last[0]] == tokens.tokens_BxE[1, 0] == end
@@ -159,7 +160,8 @@ def test_completions_longer_than_the_teachers_are_cut_to_whole_spans():
 
 
 def test_the_turn_of_a_chat_ends_by_the_token_of_its_template():
-  template = "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '<s>' }}{% endfor %}"
+  ends = "('<s>' if m['role'] == 'assistant' else '</s>')"
+  template = '{% for m in messages %}{{ m["content"] + ' + ends + ' }}{% endfor %}'
   chatty = FINE._replace(end_ids=(1, 0), template=template)
   assert reader(teacher=chatty, chat=True)._end == 0
   assert reader(teacher=chatty, chat=False)._end == 1
