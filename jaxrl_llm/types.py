@@ -120,6 +120,21 @@ class Solutions(NamedTuple):
   length_B: Array  # int32, in tokens; 0 where no solution is known
 
 
+class TeacherTokens(NamedTuple):
+  """Each completion behind its prompt in the tokens of a teacher with another tokenizer, L and E at most.
+
+  A span is a shortest piece of text that is whole tokens of both; they are numbered from 0 in each completion. The
+  completion ends with its last span.
+  """
+
+  prompt_BxL: Array  # int32, right-padded; the same for all rows of a prompt
+  prompt_length_B: Array  # int32
+  tokens_BxE: Array  # int32, right-padded
+  length_B: Array  # int32; 0 without a span
+  span_BxE: Array  # int32, the span of the teacher's token; −1 for padding
+  own_span_BxT: Array  # int32, of the policy's token; −1 where there is none
+
+
 class Batch(NamedTuple):
   """The input of `update`. An empty batch has length_B = 0 everywhere.
 
@@ -152,6 +167,7 @@ class Batch(NamedTuple):
   # float32 in [0, 1], success by row; only on the host. None: correct_B
   success_B: Array | None = None
   solutions: Solutions | None = None  # None: the method has no teacher that reads them
+  teacher_tokens: TeacherTokens | None = None  # None: no teacher with a tokenizer of its own
 
   @property
   def success(self) -> Array:

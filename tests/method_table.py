@@ -38,6 +38,7 @@ STAGES = (
 TESTS = {
   'objective.sft_loss': 'tests/objective/test_sft_loss.py',
   'objective.distillation': 'tests/objective/test_distillation.py',
+  'objective.distillation=on_policy_spans': 'tests/learner/test_teacher_spans.py',
   'objective.distillation=solved_by_group': 'tests/learner/test_solutions.py',
   'objective.distillation=solved_by_data': 'tests/learner/test_solutions.py',
   'objective.divergence': 'tests/learner/test_teacher_divergence.py',

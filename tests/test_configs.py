@@ -55,6 +55,7 @@ WITNESS = dict(
   gkd_top_k=lambda row: abs(row['actor/divergence']) < 1e-4,
   sdpo=lambda row: row['distillation/solved'] > 0,
   opsd=lambda row: row['distillation/solved'] > 0,
+  cross_tokenizer=lambda row: row['distillation/aligned'] > 0.5,
   openrs=lambda row: row['critic/score/pairwise'] == row['critic/score/bare_number'] == 1 / G,
   ttrl=lambda row: 0 < row['critic/vote_share'] < 1,
   chord=lambda row: row['actor/sft_loss'] > 0 and row['actor/sft_share'] > 0,
@@ -152,6 +153,9 @@ def shrink_objective(c) -> None:
     c.objective.reference.every = 1
   if 'prompt_tokens' in c.objective.distillation:
     c.scratch.max_tokens, c.objective.distillation.prompt_tokens = 128, 100  # of characters
+  if c.objective.distillation.fn == 'on_policy_spans':
+    # The teacher is one of characters, too.
+    c.objective.distillation.update(teacher_prompt_tokens=12, teacher_completion_tokens=2 * T)
   if c.objective.reference.fn == 'reincarnated':
     c.objective.reference.after = 1
 

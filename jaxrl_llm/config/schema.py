@@ -134,13 +134,15 @@ class ObjectiveConfig(Section):
   # loss of demonstrations beside or instead of rollouts: chord, replace, likelihood, one_token_rollouts,
   # suffix_weighted
   sft_loss: Stage = stage('none')
-  # a teacher's log-probs instead of rewards: on_policy, or with the reference model as a teacher that reads a solution
-  # in the prompt: solved_by_group(prompt_tokens), solved_by_data(prompt_tokens)
+  # a teacher's log-probs instead of rewards: on_policy, for one with another tokenizer
+  # on_policy_spans(teacher_prompt_tokens, teacher_completion_tokens), or with the reference model as a teacher that
+  # reads a solution in the prompt: solved_by_group(prompt_tokens), solved_by_data(prompt_tokens)
   distillation: Stage = stage('none')
   # distance from a teacher over the vocabulary, a term of the loss beside reward_weight · rewards: forward_kl,
   # reverse_kl, jensen_shannon(beta); with top_k over its likeliest tokens and a bucket of the others
   divergence: Stage = stage('none')
-  teacher: str = ''  # a model, named as config.model is, with the same vocabulary; '' = none
+  # a model, named as config.model is, with the same vocabulary except for on_policy_spans; '' = none
+  teacher: str = ''
   # KL penalty toward the reference model, subtracted from rewards: k1, k2, k3, absolute
   reward_kl: Stage = stage('none')
   # changes rewards by length or success rate, before advantages

@@ -5,6 +5,8 @@ from __future__ import annotations
 from jaxrl_llm.config.conditions import Condition, Row
 
 _SOLVED = Condition('objective.distillation', 'needs', 'solution', 'that reads a solution')
+_SPANS = Condition('objective.distillation', 'needs', 'spans', 'across tokenizers')
+_STORED = 'a {} group has no tokens for the teacher'
 _REMEDY = 'set its fn to none, or --config.objective.distillation.fn=none'
 _DIVERGENCE = Condition('objective.divergence')
 ROWS = (
@@ -39,18 +41,24 @@ ROWS = (
     'a completion learns from another one of its prompt',
     'raise --config.rollouts to at least 2',
   ),
-  Row(
-    _SOLVED,
-    Condition('curriculum.hint'),
-    'the policy would be compared with a teacher that reads another prompt without the hint',
-    _REMEDY,
+  *(
+    row
+    for reader in (_SOLVED, _SPANS)
+    for row in (
+      Row(
+        reader,
+        Condition('curriculum.hint'),
+        'the policy would be compared with a teacher that reads another prompt without the hint',
+        _REMEDY,
+      ),
+      Row(
+        reader,
+        Condition('environment'),
+        'the teacher reads one completion behind its prompt, and episodes have several turns',
+        _REMEDY,
+      ),
+      Row(reader, Condition('replay.reuse'), _STORED.format('stored'), _REMEDY),
+      Row(reader, Condition('replay.collect'), _STORED.format('waiting'), _REMEDY),
+    )
   ),
-  Row(
-    _SOLVED,
-    Condition('environment'),
-    'the teacher reads one completion behind its prompt, and episodes have several turns',
-    _REMEDY,
-  ),
-  Row(_SOLVED, Condition('replay.reuse'), 'a stored group has no solutions', _REMEDY),
-  Row(_SOLVED, Condition('replay.collect'), 'a waiting group has no solutions', _REMEDY),
 )

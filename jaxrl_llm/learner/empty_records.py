@@ -7,7 +7,7 @@ import numpy as np
 from jaxrl_llm import data
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.rollout import early_exit, slot_loop
-from jaxrl_llm.types import Batch, Prompts, Rollout, Solutions, Turns
+from jaxrl_llm.types import Batch, Prompts, Rollout, Solutions, TeacherTokens, Turns
 
 
 def empty_rollout(spec: StepSpec, prompts: int | None = None) -> Rollout:
@@ -44,7 +44,24 @@ def empty_batch(spec: StepSpec) -> Batch:
     replayed_B=np.zeros(B, np.float32) if has_replay else None,
     imitation_B=np.zeros(B, np.float32) if spec.layout.imitates else None,
     solutions=Solutions(zeros_BxL, np.zeros(B, np.int32)) if method.needs_solution else None,
+    teacher_tokens=_empty_teacher_tokens(spec, B),
     parts_BxK=None if weight_K is None else np.zeros((B, len(weight_K)), np.float32),
+  )
+
+
+def _empty_teacher_tokens(spec: StepSpec, rows: int) -> TeacherTokens | None:
+  sizes = spec.objective.teacher_tokens
+  if sizes is None:
+    return None
+  zeros = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
+  B, E = rows, sizes.completion
+  return TeacherTokens(
+    prompt_BxL=zeros(B, sizes.prompt),
+    prompt_length_B=zeros(B),
+    tokens_BxE=zeros(B, E),
+    length_B=zeros(B),
+    span_BxE=zeros(B, E) - 1,
+    own_span_BxT=zeros(B, spec.rollout.decode.max_tokens) - 1,
   )
 
 

@@ -11,7 +11,7 @@ import optax
 
 from jaxrl_llm import objective
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner import demonstration_loss, teacher_divergence
+from jaxrl_llm.learner import demonstration_loss, teacher_divergence, teacher_spans
 from jaxrl_llm.learner.microbatch import (
   Microbatch,
   PackedBatch,
@@ -167,7 +167,9 @@ def _prepare(
   if method.needs_average:
     average = policy_weights(spec, state.base, state.average)
     target = target.with_arrays(old_BxT=all_log_probs(spec, average, packed)[0])
-  if method.needs_teacher:
+  if method.needs_spans:
+    target = teacher_spans.distill(spec, state, batch, target)
+  elif method.needs_teacher:
     logp_BxT, *_ = all_log_probs(teacher_spec(spec), state.teacher, packed.without_routes())
     target = objective.distill(method, target.with_arrays(teacher_BxT=logp_BxT))
   if method.needs_solution:

@@ -28,6 +28,7 @@ from jaxrl_llm.learner.step_spec import (
   LayoutSpec,
   ModelSpec,
   ObjectiveSpec,
+  RowTokens,
   StepSpec,
   UpdateSpec,
 )
@@ -229,13 +230,16 @@ def _objective(config: Config, method: Method) -> ObjectiveSpec:
   if auxiliary is not None:
     steps = config.steps * config.learner.minibatches
     optimizer, _ = make_optimizer(config.optimizer, steps, auxiliary.learning_rate, config.seed)
-  stages = config.objective
+  stages, sizes = config.objective, None
   refresh = pick(reference, stages.reference, 'objective.reference')()
   if refresh is not None and not method.needs_reference:
     raise UserError(
       f'config.objective.reference.fn={stages.reference.fn!r} has no use: no stage reads a reference model; set '
       '--config.objective.kl.fn=k3 or --config.objective.reward_kl.fn=k1, or --config.objective.reference.fn=frozen.'
     )
+  if method.needs_spans:
+    teaching = stages.distillation
+    sizes = RowTokens(teaching['teacher_prompt_tokens'], teaching['teacher_completion_tokens'])
   return ObjectiveSpec(
     method=method,
     auxiliary_optimizer=optimizer,
@@ -244,6 +248,7 @@ def _objective(config: Config, method: Method) -> ObjectiveSpec:
     refresh=refresh,
     divergence=pick(divergence, stages.divergence, 'objective.divergence')(),
     solution_tokens=stages.distillation.get('prompt_tokens', 0),
+    teacher_tokens=sizes,
   )
 
 

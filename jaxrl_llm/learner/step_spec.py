@@ -83,6 +83,13 @@ class UpdateSpec(NamedTuple):
   skips_empty: bool  # batches may be empty, and an empty batch skips the update
 
 
+class RowTokens(NamedTuple):
+  """The most tokens of a row."""
+
+  prompt: int
+  completion: int
+
+
 class ObjectiveSpec(NamedTuple):
   """The loss, and what belongs to it besides."""
 
@@ -93,6 +100,9 @@ class ObjectiveSpec(NamedTuple):
   refresh: Refresh | None = None  # when the reference model follows the policy; None: never
   divergence: Divergence | None = None  # from a teacher, a term of the loss; None: no such term
   solution_tokens: int = 0  # of a prompt with a solution, which a teacher reads; 0: there is none
+  teacher_tokens: RowTokens | None = (
+    None  # of a teacher with another tokenizer; None: it has the policy's
+  )
 
 
 class LayoutSpec(NamedTuple):
@@ -170,17 +180,32 @@ def teacher_spec(spec: StepSpec) -> StepSpec:
   """The teacher's forward pass: its own shape, and kernels that are not rounded."""
   if spec.model.teacher is None:
     raise ValueError('the method has no teacher')
-  return spec._replace(
+  spec = spec._replace(
     model=spec.model._replace(config=spec.model.teacher),
     update=spec.update._replace(quantize=False),
   )
+  sizes = spec.objective.teacher_tokens
+  return spec if sizes is None else _with_room(spec, sizes)
 
 
 def solution_spec(spec: StepSpec) -> StepSpec:
   """The reference model's pass over prompts with a solution: bins have room for the longest of them."""
-  more = max(spec.objective.solution_tokens - spec.layout.prompt_tokens, 0)
-  packing = spec.update.packing._replace(tokens=spec.update.packing.tokens + more)
-  return spec._replace(update=spec.update._replace(packing=packing))
+  sizes = RowTokens(spec.objective.solution_tokens, spec.rollout.decode.max_tokens)
+  return _with_room(spec, sizes)
+
+
+def _with_room(spec: StepSpec, sizes: RowTokens) -> StepSpec:
+  """Bins with room for other rows than the policy's, as far as these are longer."""
+  size, own = spec.update.packing, (spec.layout.prompt_tokens, spec.rollout.decode.max_tokens)
+  # The last token of a completion predicts nothing.
+  need, have = (
+    (aligned(size.align, prompt), aligned(size.align, completion - 1))
+    for prompt, completion in (sizes, own)
+  )
+  more = sum(max(n - h, 0) for n, h in zip(need, have, strict=True))
+  predicted = max(size.predicted, sizes.completion)
+  size = size._replace(tokens=size.tokens + more, predicted=predicted)
+  return spec._replace(update=spec.update._replace(packing=size))
 
 
 def demonstration_spec(spec: StepSpec) -> StepSpec:

@@ -34,6 +34,28 @@ def on_policy(tokens: Tokens, *, scale: float = 1.0) -> jax.Array:
   return scale * (present(tokens.teacher_BxT) - base_BxT) - (tokens.old_BxT - base_BxT)
 
 
+@needs('teacher', 'spans')
+@requires(
+  'rewards are ignored',
+  credit_assignment=('row',),
+  reward_shaping=('none',),
+  zero_variance=('keep',),
+)
+def on_policy_spans(
+  tokens: Tokens, *, teacher_prompt_tokens: int, teacher_completion_tokens: int
+) -> jax.Array:
+  """A = Σ log π_T − Σ log π_old, summed over the tokens of each side in the token's span; rewards are ignored.
+
+  The teacher has another tokenizer, and a span is a shortest piece of text that is whole tokens of both. A is the
+  same for all tokens of a span, whose log-probs sum to that of its text, so that the gradient is that of
+  −KL(π ‖ π_T) span by span. Tokens outside of spans leave the loss: incomplete characters, and text behind the
+  teacher's last token. Here `tokens` holds the teacher's sum at the first token of a span and 0 at the others;
+  `objective.distill` sums the differences of a span. arXiv:2306.13649 (GKD), its divergence for β → 1.
+  """
+  del teacher_prompt_tokens, teacher_completion_tokens  # read on the host, which encodes the text
+  return _toward_teacher(tokens)
+
+
 @needs('solution')
 @requires(
   'rewards choose the solutions alone',

@@ -183,6 +183,11 @@ class Method(NamedTuple):
     return 'teacher' in self.needs
 
   @property
+  def needs_spans(self) -> bool:
+    """The teacher's log-probs are of spans of text; tokens outside of spans leave the loss."""
+    return 'spans' in self.needs
+
+  @property
   def needs_solution(self) -> bool:
     """Log-probs of the reference model, which reads a solution in the prompt; rows without one leave the loss."""
     return 'solution' in self.needs

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.objective import record_checks, replayed_log_probs, self_imitation
+from jaxrl_llm.objective import record_checks, replayed_log_probs, self_imitation, token_spans
 from jaxrl_llm.objective.method_spec import Method
 from jaxrl_llm.objective.token_inputs import (
   CreditInputs,
@@ -142,10 +142,7 @@ def targets(
     reward_PxG -= gather(penalty_BxT.sum(1))
   extra = _extra_inputs(method, batch, gather, leverage_B)
   advantage_PxG = stages.advantage(reward_PxG, gather(length_B.astype(dtype)), **extra)
-  if method.needs_greedy:
-    mask_BxT = mask_BxT * (jnp.arange(B) % rollouts > 0)[:, None]
-  if batch.solutions is not None:
-    mask_BxT = mask_BxT * (batch.solutions.length_B > 0)[:, None]
+  mask_BxT = _comparable(method, batch, rollouts, mask_BxT)
   if method.mask_zero_variance:
     mask_BxT = mask_BxT * mixed_group_mask(compared(method, batch), length_B, groups)[:, None]
   weight_BxT, kl_weight_BxT = method.denominators(mask_BxT, group_B, batch.rollout)
@@ -168,6 +165,17 @@ def targets(
     sampled_BxT=None if turns is None else sampled_BxT,
   )
   return target if batch.imitation_B is None else _with_imitation(method, batch, target)
+
+
+def _comparable(method: Method, batch: Batch, rollouts: int, mask_BxT: jax.Array) -> jax.Array:
+  """The mask without the greedy row of a group, and without tokens that the teacher does not read."""
+  if method.needs_greedy:
+    mask_BxT = mask_BxT * (jnp.arange(len(mask_BxT)) % rollouts > 0)[:, None]
+  if batch.solutions is not None:
+    mask_BxT = mask_BxT * (batch.solutions.length_B > 0)[:, None]
+  if batch.teacher_tokens is not None:
+    mask_BxT = mask_BxT * (batch.teacher_tokens.own_span_BxT >= 0)
+  return mask_BxT
 
 
 def mean_reward_penalty(method: Method, batch: Batch, target: Targets) -> jax.Array:
@@ -245,10 +253,16 @@ def _with_imitation(method: Method, batch: Batch, target: Targets) -> Targets:
   return target._replace(imitation_B=batch.imitation_B, **term)
 
 
-def distill(method: Method, target: Targets) -> Targets:
-  """Targets with the advantages that the stage `distillation` computes from frozen policies."""
+def distill(method: Method, target: Targets, span_BxT: Array | None = None) -> Targets:
+  """Targets with the advantages that the stage `distillation` computes from frozen policies.
+
+  With `span_BxT`, the number of each token's span, a token has the sum over the tokens of its span.
+  """
   tokens = _tokens(method, target, _old_log_probs(target))
-  return target._replace(advantage_BxT=present(method.token_stages.distillation)(tokens))
+  advantage_BxT = present(method.token_stages.distillation)(tokens)
+  if span_BxT is not None:
+    advantage_BxT = token_spans.summed(advantage_BxT, span_BxT)
+  return target._replace(advantage_BxT=advantage_BxT)
 
 
 def coefficients(

@@ -68,6 +68,12 @@ def batch(batch: Batch, types: bool = True) -> None:
   if batch.solutions is not None:
     chex.assert_shape(batch.solutions.tokens_BxL, (B, None))
     chex.assert_shape(batch.solutions.length_B, (B,))
+  if batch.teacher_tokens is not None:
+    tokens = batch.teacher_tokens
+    chex.assert_shape([tokens.prompt_BxL, tokens.tokens_BxE, tokens.span_BxE], (B, None))
+    chex.assert_equal_shape([tokens.tokens_BxE, tokens.span_BxE])
+    chex.assert_shape([tokens.prompt_length_B, tokens.length_B], (B,))
+    chex.assert_equal_shape([tokens.own_span_BxT, batch.rollout.tokens_BxT])
   if batch.parts_BxK is not None:
     chex.assert_shape(batch.parts_BxK, (B, None))
   if batch.demo is not None:

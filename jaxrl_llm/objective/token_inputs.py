@@ -84,15 +84,16 @@ def followed(mask_BxT: jax.Array) -> jax.Array:
 def needs(*names: str) -> Callable[[Function], Function]:
   """Declares the inputs that a stage needs, so that the update prepares them.
 
-  'old': log-probs of the weights before the first minibatch, or with 'average' of averaged weights; 'rows': all rows of
-  a minibatch at once, so that coefficients cannot be computed per microbatch; 'entropy': of each token; 'reference':
-  log-probs of a frozen policy; 'versions': ages of tokens; 'norms': gradient norm of each row; 'values': of a critic;
-  'process': rewards of an auxiliary model; 'deviation': that of latents from a flow; 'teacher': log-probs of another
-  model; 'solution': those of the frozen policy that reads a solution in the prompt; 'demo': a demonstration of each
-  prompt; 'demo_reference': its log-probs under the frozen policy; 'reward_reference': those of all rows before
-  advantages; 'confidence': mean of the largest probabilities; 'collision': Σ π² over the vocabulary; 'contexts': the
-  strategy in each row's prompt; 'step': optimizer steps taken; 'parts': each reward of the sum; 'greedy': the first row
-  of a group is sampled greedily, and not learned.
+  'old': log-probs of the weights before the first minibatch, or with 'average' of averaged weights; 'rows': all rows
+  of a minibatch at once, so that coefficients cannot be computed per microbatch; 'entropy': of each token;
+  'reference': log-probs of a frozen policy; 'versions': ages of tokens; 'norms': gradient norm of each row; 'values':
+  of a critic; 'process': rewards of an auxiliary model; 'deviation': that of latents from a flow; 'teacher':
+  log-probs of another model; 'spans': these of spans of text, by another tokenizer; 'solution': those of the frozen
+  policy that reads a solution in the prompt; 'demo': a demonstration of each prompt; 'demo_reference': its log-probs
+  under the frozen policy; 'reward_reference': those of all rows before advantages; 'confidence': mean of the largest
+  probabilities; 'collision': Σ π² over the vocabulary; 'contexts': the strategy in each row's prompt; 'step':
+  optimizer steps taken; 'parts': each reward of the sum; 'greedy': the first row of a group is sampled greedily, and
+  not learned.
   """
 
   def mark(fn: Function) -> Function:

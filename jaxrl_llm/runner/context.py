@@ -13,7 +13,7 @@ from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.monitoring import alarms
 from jaxrl_llm.rewards import outcomes
 from jaxrl_llm.rewards.pool import ScorePool as ScorePool
-from jaxrl_llm.runner import endpoint, hints, multi_turn, token_stats
+from jaxrl_llm.runner import endpoint, hints, multi_turn, teacher_text, token_stats
 from jaxrl_llm.types import (
   Array,
   Batch,
@@ -79,6 +79,7 @@ class RunContext(NamedTuple):
   # None: a completion is a single turn
   episodes: multi_turn.Episodes | endpoint.HarnessEpisodes | None = None
   token_stats: token_stats.TokenStats | None = None  # None: rollout files hold no per-token values
+  teacher_text: teacher_text.TeacherText | None = None  # None: no teacher with another tokenizer
 
   @property
   def held_out_rewards(self) -> RewardsConfig:

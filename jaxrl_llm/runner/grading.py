@@ -142,6 +142,9 @@ def grade(
       context, prompts, rows, scores.texts, correct_B * (rollout.length_B > 0)
     )
     batch, metrics = batch._replace(solutions=solved), metrics | shares
+  if context.teacher_text is not None:
+    tokens, shares = context.teacher_text.build(prompts, rollout)
+    batch, metrics = batch._replace(teacher_tokens=tokens), metrics | shares
   return GradedStep(batch, rows, scores, metrics)
 
 

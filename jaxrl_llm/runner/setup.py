@@ -22,7 +22,7 @@ from jaxrl_llm.models.tokenizer import Tokenizer
 from jaxrl_llm.monitoring import alarms
 from jaxrl_llm.rewards import outcomes
 from jaxrl_llm.rollout import length_schedule, prompt_prefix
-from jaxrl_llm.runner import endpoint, hints, multi_turn, token_stats, validate
+from jaxrl_llm.runner import endpoint, hints, multi_turn, teacher_text, token_stats, validate
 from jaxrl_llm.runner.context import Grading, Models, ReplayBuffers, RunContext, Selection
 from jaxrl_llm.types import Model, Row, UserError
 
@@ -63,6 +63,7 @@ def build_context(config: Config, mesh: jax.sharding.Mesh | None = None) -> RunC
     health=alarms.Health(config, spec.model.dtype),
     episodes=_episodes(config, model, tables.train.rows, mesh.size),
     token_stats=_token_stats(config, spec, model.tokenizer),
+    teacher_text=_teacher_text(config, model, teacher, tables),
   )
 
 
@@ -292,7 +293,7 @@ def load_adapter(config: Config, spec: StepSpec) -> Any:
 
 
 def _teacher(config: Config, model: Model) -> Model | None:
-  """The model of config.objective.teacher. Raises UserError where its vocabulary differs from that of `model`."""
+  """The model of config.objective.teacher. Raises UserError where its vocabulary must be that of `model` and is not."""
   name = config.objective.teacher
   if not name:
     return None
@@ -300,10 +301,36 @@ def _teacher(config: Config, model: Model) -> Model | None:
     teacher = models.load(name, scratch=config.scratch, seed=config.seed)
   except UserError as error:
     raise UserError(str(error).replace('config.model', 'config.objective.teacher')) from error
+  if teacher_text.is_used(config):
+    return teacher
   theirs, ours = (x.tokenizer.backend.get_vocab() for x in (teacher, model))
   if theirs != ours or teacher.config.vocab < model.config.vocab:
     raise UserError(
       f'config.objective.teacher={name!r} has other tokens than config.model={config.model!r} ({len(theirs)} '
-      f'of {teacher.config.vocab} against {len(ours)} of {model.config.vocab}); name one of the same family.'
+      f'of {teacher.config.vocab} against {len(ours)} of {model.config.vocab}); name one of the same family, or set '
+      '--config.objective.distillation.fn=on_policy_spans.'
     )
   return teacher
+
+
+def _teacher_text(
+  config: Config, model: Model, teacher: Model | None, tables: data.Tables
+) -> teacher_text.TeacherText | None:
+  if teacher is None or not teacher_text.is_used(config):
+    return None
+  sizes = config.objective.distillation
+  if sizes['teacher_completion_tokens'] < 1:
+    raise UserError(
+      'config.objective.distillation.teacher_completion_tokens='
+      f'{sizes["teacher_completion_tokens"]} must be at least 1; set it to about those of config.completion_tokens.'
+    )
+  tokens = sizes['teacher_prompt_tokens'] + sizes['teacher_completion_tokens']
+  limit = positions.for_context(teacher.config, tokens).max_tokens
+  if tokens > limit:
+    raise UserError(
+      f'config.objective.distillation.teacher_prompt_tokens={sizes["teacher_prompt_tokens"]} and '
+      f'teacher_completion_tokens={sizes["teacher_completion_tokens"]} are {tokens} together, and '
+      f'config.objective.teacher={config.objective.teacher!r} reads {limit}; lower one of them.'
+    )
+  rows = tables.train.rows
+  return teacher_text.TeacherText(config, model.tokenizer, teacher.tokenizer, rows)

@@ -122,6 +122,12 @@ NEEDS = {
   'greedy': ('objective.advantage.fn=greedy_baseline',),
   'parts': ('objective.advantage.fn=decoupled',),
   'teacher': ('objective.distillation.fn=on_policy', 'objective.teacher=smollm2-135m'),
+  'spans': (
+    'objective.distillation.fn=on_policy_spans',
+    'objective.distillation.teacher_prompt_tokens=64',
+    'objective.distillation.teacher_completion_tokens=64',
+    'objective.teacher=smollm2-135m',
+  ),
   'solution': (
     'objective.distillation.fn=solved_by_data',
     'objective.distillation.prompt_tokens=64',

@@ -141,6 +141,8 @@ def targets(spec, state, batch, scored, inputs):
   if method.needs_step:
     arrays['step_B'] = jnp.broadcast_to(state.step, shape[:1])
   target = target.with_arrays(**arrays)
+  if method.needs_spans:
+    return _with_spans(spec, state, free, target)
   if method.needs_teacher:
     taught = scores(teacher_spec(spec), state.teacher, free).logp
     target = objective.distill(method, target.with_arrays(teacher_BxT=taught))
@@ -150,6 +152,23 @@ def targets(spec, state, batch, scored, inputs):
     taught = scores(spec, microbatch.reference_weights(state), solved).logp
     target = objective.distill(method, target.with_arrays(teacher_BxT=taught))
   return target
+
+
+def _with_spans(spec, state, batch, target):
+  """Targets whose advantages are sums over spans, by matrices of which token is in which span."""
+  tokens = batch.teacher_tokens
+  prompts = batch.prompts._replace(tokens_PxL=tokens.prompt_BxL, length_P=tokens.prompt_length_B)
+  rows = batch.rollout._replace(tokens_BxT=tokens.tokens_BxE, length_B=tokens.length_B)
+  read = batch._replace(prompts=prompts, rollout=rows)
+  logp_BxE = scores(teacher_spec(spec), state.teacher, read).logp
+  spans = jnp.arange(tokens.own_span_BxT.shape[1])[None, None]
+  ours, theirs = (x[..., None] == spans for x in (tokens.own_span_BxT, tokens.span_BxE))
+  old_BxT = target.policies.old_BxT
+  old_BxT = batch.rollout.logp_BxT if old_BxT is None else old_BxT
+  total = lambda x, member: jnp.where(member, x[..., None], 0.0).sum(1)  # noqa: E731
+  gap_BxK = total(logp_BxE, theirs) - total(old_BxT, ours)
+  advantage_BxT = jnp.where(ours, gap_BxK[:, None], 0.0).sum(2)
+  return target._replace(advantage_BxT=advantage_BxT)
 
 
 def gradient(spec, state, batch, signal=None, noise=None):

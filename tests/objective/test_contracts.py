@@ -25,6 +25,7 @@ SETTINGS = dict(
   overlong_where_solved=dict(buffer_tokens=2),
   listwise=dict(max_tokens=4),
   average=dict(decay=0.5),
+  on_policy_spans=dict(teacher_prompt_tokens=16, teacher_completion_tokens=16),
   solved_by_group=dict(prompt_tokens=16),
   solved_by_data=dict(prompt_tokens=16),
 )

@@ -11,6 +11,8 @@ import pytest
 from objective_table import METHODS, G, batch, data, settings, tok
 
 from jaxrl_llm import objective
+from jaxrl_llm.objective import token_spans
+from jaxrl_llm.types import TeacherTokens
 
 
 @pytest.fixture(autouse=True)
@@ -104,3 +106,75 @@ def test_on_average_it_is_the_gradient_of_the_reverse_kl_of_every_token():
 
   np.testing.assert_allclose(got, jax.grad(kl)(z), atol=1e-12)
   assert np.abs(got).max() > 1e-3
+
+
+SPANS = dict(fn='on_policy_spans', teacher_prompt_tokens=4, teacher_completion_tokens=4)
+
+
+def over_spans(d, teacher_BxE, span_BxE, span_BxT):
+  """Coefficients of a teacher whose tokens have these log-probs and spans."""
+  own = METHODS['opsd'].settings | dict(distillation=SPANS)
+  method = objective.method(settings(**own))
+  assert method.needs_teacher and method.needs_spans and not method.needs_reference
+  none_BxE, none_B = np.zeros(span_BxE.shape, int), np.zeros(len(span_BxE), int)
+  tokens = TeacherTokens(none_BxE, none_B, none_BxE, none_B, span_BxE, span_BxT)
+  target = objective.targets(method, batch(d)._replace(teacher_tokens=tokens), G)
+  first_BxT = token_spans.at_first_tokens(jnp.asarray(teacher_BxE), tokens)
+  target = objective.distill(method, target.with_arrays(teacher_BxT=first_BxT), span_BxT)
+  advantage = np.asarray(target.advantage_BxT)
+  assert (advantage[span_BxT < 0] == 0).all()
+  return np.asarray(objective.coefficients(method, target, d.x)[0]), advantage
+
+
+def test_spans_of_single_tokens_are_plain_distillation_bit_for_bit():
+  d = taught()
+  d.old = d.behavior  # the opsd row has no other old policy
+  span_BxT = np.where(d.mask > 0, np.arange(d.x.shape[1]), -1)
+  more = ((0, 0), (0, 2))  # padding of any value
+  teacher_BxE = np.pad(d.teacher, more, constant_values=5.0)
+  c, advantage = over_spans(d, teacher_BxE, np.pad(span_BxT, more, constant_values=-1), span_BxT)
+  gap = np.where(d.mask > 0, d.teacher - d.old, 0)
+  np.testing.assert_array_equal(advantage, gap)
+  np.testing.assert_array_equal(c, gap * (d.mask / d.mask.sum()))
+
+
+def test_the_tokens_of_a_span_have_its_difference_and_others_leave_the_denominator():
+  d, r = taught(), np.random.default_rng(4)
+  d.old = d.behavior
+  span_BxT = np.where(d.mask > 0, np.arange(d.x.shape[1]) // 2, -1)
+  span_BxT[:2] = -1
+  span_BxE = np.sort(r.integers(-1, 2, (len(d.x), 9)))[:, ::-1]
+  span_BxE = np.where(span_BxE < 0, -1, 1 - span_BxE)  # zeros, ones, then padding
+  teacher_BxE = r.normal(size=span_BxE.shape)
+  c, _ = over_spans(d, teacher_BxE, span_BxE, span_BxT)
+  want = np.zeros_like(d.x)
+  for b, t in zip(*np.nonzero(span_BxT >= 0), strict=True):
+    k = span_BxT[b, t]
+    want[b, t] = teacher_BxE[b, span_BxE[b] == k].sum() - d.old[b, span_BxT[b] == k].sum()
+  np.testing.assert_allclose(c, want / (span_BxT >= 0).sum(), atol=1e-12)
+  assert np.abs(c).max() > 1e-3
+
+
+def test_on_average_a_span_of_two_tokens_is_the_gradient_of_the_reverse_kl_of_its_text():
+  """All answers of two tokens; the teacher has one token for each, or three whose log-probs sum to that of the text."""
+  z = jnp.asarray(np.random.default_rng(1).normal(size=(3, 2)))
+  teacher = jax.nn.log_softmax(jnp.asarray(np.random.default_rng(2).normal(size=4)))
+  answers = list(itertools.product((0, 1), (0, 1)))
+
+  def logp(z):
+    rows = jax.nn.log_softmax(z)
+    return jnp.stack([jnp.stack([rows[0, a], rows[1 + a, b]]) for a, b in answers])
+
+  d = data()
+  d.x = d.old = d.behavior = np.asarray(logp(z))
+  d.length, d.mask = np.full(4, 2, np.int32), np.ones((4, 2))
+  d.reward, d.correct, d.context, d.parts = np.ones(4), np.ones(4), d.context[:4], d.parts[:4]
+  kl = lambda z: (jnp.exp(logp(z).sum(1)) * (logp(z).sum(1) - teacher)).sum()  # noqa: E731
+  want = jax.grad(kl)(z)
+  chance = np.exp(d.x.sum(1))[:, None]
+  for share in (np.array([[1.0]]), np.array([[0.5, 0.2, 0.3]])):
+    span_BxE = np.zeros((4, share.shape[1]), int)
+    c, _ = over_spans(d, np.asarray(teacher)[:, None] * share, span_BxE, np.zeros((4, 2), int))
+    got = jax.grad(lambda z, c=c * 8: -(chance * c * logp(z)).sum())(z)
+    np.testing.assert_allclose(got, want, atol=1e-12)
+  assert np.abs(want).max() > 1e-3

@@ -63,6 +63,7 @@ def make_context():
     grading=grading,
     episodes=None,
     token_stats=None,
+    teacher_text=None,
   )
 
 
