@@ -3,6 +3,7 @@
     class Counter:
       replayable = True  # False: an episode whose object is lost cannot be rebuilt from its turns, and is dropped
       remembers = True  # False where a result depends on its turn alone: earlier turns are then not replayed
+      graded_turn = -1  # which turn reward functions read: the last one; 0: the first
 
       def reset(self, row, seed): return None       # the first observation, or None
       def step(self, text): return Result('Again.', 0.0, False)
@@ -23,15 +24,16 @@ from jaxrl_llm.types import Row
 
 
 class Result(NamedTuple):
-  """The result of a step; a plain tuple of the same three values is accepted, too."""
+  """The result of a step; a plain tuple of the same values is accepted, too, and the last one may be left out."""
 
   observation: str | None  # shown before the next turn; None ends the episode
   reward: float = 0.0  # of this turn
   done: bool = False
+  earlier: tuple[float, ...] = ()  # added to the rewards of the turns before, one for each; () = 0
 
 
 class Environment(Protocol):
-  """An environment; see the module. `replayable`, `remembers` and `close` may be left out."""
+  """An environment; see the module. `replayable`, `remembers`, `graded_turn`, `close` may be left out."""
 
   def reset(self, row: Row, seed: int) -> str | None:
     """Begins an episode; returns the first observation or None. Called once."""
@@ -75,14 +77,16 @@ def ends_episode(result: Result) -> bool:
 def checked(returned: Any) -> Result:
   """A step's return value as a Result with plain types. Raises ValueError where it is not one."""
   try:
-    observation, reward, done = returned
-    reward = float(reward)
+    observation, reward, done, *more = returned
+    (earlier,) = more or [()]
+    reward, earlier = float(reward), tuple(map(float, earlier))
   except (TypeError, ValueError) as error:
     raise ValueError(
-      f'step() returned {str(returned)[:60]!r}, not (observation, reward, done)'
+      f'step() returned {str(returned)[:60]!r}, not (observation, reward, done) or (observation, reward, done, earlier)'
     ) from error
   if observation is not None and not isinstance(observation, str):
     raise ValueError(f'the observation is {type(observation).__name__}, not text or None')
-  if not math.isfinite(reward):
-    raise ValueError(f'the reward of a turn is {reward}')
-  return Result(None if observation is None else str(observation), reward, bool(done))
+  for paid in (reward, *earlier):
+    if not math.isfinite(paid):
+      raise ValueError(f'the reward of a turn is {paid}')
+  return Result(None if observation is None else str(observation), reward, bool(done), earlier)
