@@ -25,11 +25,9 @@ PUZZLES: dict[str, tuple[Callable[..., dict], dict[str, int]]] = {
   'keychain': (keychain.draw, keychain.SETTINGS),
   'products': (products.draw, products.SETTINGS),
 }
-MINIMUM = {
-  name: least
-  for module in (composed, countdown, discussed, keychain, products)
-  for name, least in module.MINIMUM.items()
-}
+MINIMUM = (
+  composed.MINIMUM | countdown.MINIMUM | discussed.MINIMUM | keychain.MINIMUM | products.MINIMUM
+)
 
 
 def draw(name: str, rng: random.Random, **settings: int) -> dict:

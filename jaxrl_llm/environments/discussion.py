@@ -5,7 +5,10 @@ from __future__ import annotations
 from jaxrl_llm.environments.protocol import Result
 from jaxrl_llm.types import Row, UserError
 
-_EVALUATE = 'Evaluate this solution: name every mistake in it and say why it is one. Be brief; do not solve the problem again.'
+_EVALUATE = (
+  'Evaluate this solution: name every mistake in it and say why it is one. Be brief, and do not '
+  'solve the problem again.'
+)
 _SCORE = (
   'Score the solution in the light of its evaluation. 3: it is right, and no mistake that was named is one. 2: small '
   'mistakes were found, and the result is right nevertheless. 1: a mistake that was found makes the result wrong. Give '
@@ -30,22 +33,8 @@ class Discussion:
     self.turns += 1
     if self.turns <= len(self.shown):
       return Result(self.shown[self.turns - 1])
-    solver, evaluator, scorer = self.rewards(self.read_score(text))
+    solver, evaluator, scorer = _rewards(_read_score(text))
     return Result(None, scorer, True, (solver, evaluator))
-
-  @staticmethod
-  def read_score(text: str) -> int | None:
-    """The number in the first <score>…</score>; None where it is not 1, 2 or 3, or there is none."""
-    inside, closed, _ = text.partition('<score>')[2].partition('</score>')
-    return int(inside) if closed and inside.strip() in _SCORES else None
-
-  @staticmethod
-  def rewards(score: int | None) -> tuple[float, float, float]:
-    """Rewards of the solution, the evaluation and the score."""
-    if score is None:
-      return 0.0, 0.0, -1.0
-    share = (score - 1) / 2
-    return share, 1 - share, 0.0
 
 
 def discussion(*, evaluate: str = _EVALUATE, score: str = _SCORE) -> Discussion:
@@ -62,3 +51,17 @@ def discussion(*, evaluate: str = _EVALUATE, score: str = _SCORE) -> Discussion:
     if not isinstance(text, str) or not text.strip():
       raise UserError(f'config.environment.{name}={text!r} must be a text; it asks for that turn.')
   return Discussion(evaluate, score)
+
+
+def _read_score(text: str) -> int | None:
+  """The number in the first <score>…</score>; None where it is not 1, 2 or 3, or there is none."""
+  inside, closed, _ = text.partition('<score>')[2].partition('</score>')
+  return int(inside) if closed and inside.strip() in _SCORES else None
+
+
+def _rewards(score: int | None) -> tuple[float, float, float]:
+  """Rewards of the solution, the evaluation and the score."""
+  if score is None:
+    return 0.0, 0.0, -1.0
+  share = (score - 1) / 2
+  return share, 1 - share, 0.0
