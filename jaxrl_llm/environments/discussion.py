@@ -33,8 +33,7 @@ class Discussion:
     self.turns += 1
     if self.turns <= len(self.shown):
       return Result(self.shown[self.turns - 1])
-    solver, evaluator, scorer = _rewards(_read_score(text))
-    return Result(None, scorer, True, (solver, evaluator))
+    return Result(None, _rewards(_read_score(text)), True)
 
 
 def discussion(*, evaluate: str = _EVALUATE, score: str = _SCORE) -> Discussion:
@@ -48,7 +47,7 @@ def discussion(*, evaluate: str = _EVALUATE, score: str = _SCORE) -> Discussion:
   (CoMAS). Raises UserError for an empty text.
   """
   for name, text in (('evaluate', evaluate), ('score', score)):
-    if not isinstance(text, str) or not text.strip():
+    if not text.strip():
       raise UserError(f'config.environment.{name}={text!r} must be a text; it asks for that turn.')
   return Discussion(evaluate, score)
 

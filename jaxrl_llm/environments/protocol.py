@@ -24,12 +24,12 @@ from jaxrl_llm.types import Row
 
 
 class Result(NamedTuple):
-  """The result of a step; a plain tuple of the same values is accepted, too, and the last one may be left out."""
+  """The result of a step; a plain tuple of the same three values is accepted, too."""
 
   observation: str | None  # shown before the next turn; None ends the episode
-  reward: float = 0.0  # of this turn
+  # of this turn; a tuple has one for each turn so far, which are added to those that earlier turns got before
+  reward: float | tuple[float, ...] = 0.0
   done: bool = False
-  earlier: tuple[float, ...] = ()  # added to the rewards of the turns before, one for each; () = 0
 
 
 class Environment(Protocol):
@@ -77,16 +77,22 @@ def ends_episode(result: Result) -> bool:
 def checked(returned: Any) -> Result:
   """A step's return value as a Result with plain types. Raises ValueError where it is not one."""
   try:
-    observation, reward, done, *more = returned
-    (earlier,) = more or [()]
-    reward, earlier = float(reward), tuple(map(float, earlier))
+    observation, reward, done = returned
+    reward = tuple(map(float, reward)) if isinstance(reward, tuple | list) else float(reward)
   except (TypeError, ValueError) as error:
     raise ValueError(
-      f'step() returned {str(returned)[:60]!r}, not (observation, reward, done) or (observation, reward, done, earlier)'
+      f'step() returned {str(returned)[:60]!r}, not (observation, reward, done)'
     ) from error
   if observation is not None and not isinstance(observation, str):
     raise ValueError(f'the observation is {type(observation).__name__}, not text or None')
-  for paid in (reward, *earlier):
-    if not math.isfinite(paid):
-      raise ValueError(f'the reward of a turn is {paid}')
-  return Result(None if observation is None else str(observation), reward, bool(done), earlier)
+  for number in reward if isinstance(reward, tuple) else (reward,):
+    if not math.isfinite(number):
+      raise ValueError(f'the reward of a turn is {number}')
+  return Result(None if observation is None else str(observation), reward, bool(done))
+
+
+def turn_rewards(result: Result, turns: int) -> tuple[float, ...] | None:
+  """What a result pays to each of `turns` turns, its own the last one; None where it names another number of them."""
+  if not isinstance(result.reward, tuple):
+    return *(0.0,) * (turns - 1), result.reward
+  return result.reward if len(result.reward) == turns else None

@@ -42,9 +42,7 @@ if TYPE_CHECKING:
 _OPENING = '{question}\n\n{observation}'
 _COUNTED = ('calls', 'observation_tokens', 'no_room', 'turns_over')
 _NO_ROOM = 'what the environment shows first does not fit config.prompt_tokens'
-_EARLIER = (
-  'step() returned {} rewards of earlier turns in turn {}: return one for each of them, or none'
-)
+_UNEVEN = 'step() returned a tuple of rewards with another length than the turns so far'
 _UNLIKE = 'reset() returned another first observation than for another rollout of the group'
 Sample = Callable[[Rollout], tuple[Rollout, JsonObject]]
 Counts = dict[str, float]
@@ -322,17 +320,16 @@ class Episodes(EpisodeRewards):
     """Writes the result of an environment step into row b, in place."""
     turns, end = turns_of(rollout), rollout.length_B[b]
     number_T, last = turns.number_BxT[b], result.result
-    if last is not None and len(last.earlier) not in (0, number_T.max()):
-      message = _EARLIER.format(len(last.earlier), number_T.max() + 1)
-      result = environments.TurnResult(rewards.ERROR, message)
+    paid = () if last is None else environments.turn_rewards(last, number_T.max() + 1)
+    if paid is None:
+      result = environments.TurnResult(rewards.ERROR, _UNEVEN)
     rollout.reason_B[b] = STOPPED
     turns.outcome_B[b] = result.outcome
     if result.outcome != rewards.OK:
       self.message = self.message or result.message
       return
-    assert last is not None, 'a turn with the outcome OK has a result'
-    turns.reward_BxT[b, end - 1] = last.reward
-    for turn, reward in enumerate(last.earlier):
+    assert last is not None and paid, 'a turn with the outcome OK has a result'
+    for turn, reward in enumerate(paid):
       turns.reward_BxT[b, np.flatnonzero(number_T == turn)[-1]] += reward
     if environments.ends_episode(last) or last.observation is None:
       return
