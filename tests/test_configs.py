@@ -72,6 +72,7 @@ WITNESS = dict(
   harness=lambda row: row['environment/requests'] >= P * G,
   gigpo=lambda row: row['environment/turns'] > 1,
   at_grpo=lambda row: row['environment/turns'] > 1,
+  comas=lambda row: row['environment/turns'] > 1,
   seeupo=lambda row: row['actor/turns'] > 1,
   calculator=lambda row: row['critic/score/environment'] == 0 and row['environment/turns'] >= 1,
   hidden_state=lambda row: row['curriculum/encoded'] == 1,

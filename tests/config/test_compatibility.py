@@ -32,6 +32,7 @@ EXAMPLES: dict[tuple[str, str], tuple[str, ...]] = {
   ('curriculum.slots_per_prompt', 'below'): ('curriculum.slots_per_prompt=1',),
   ('environment', 'in'): ('environment.fn=none',),
   ('environment', 'used'): EPISODES,
+  ('environment.turns', 'below'): ('environment.turns=2',),
   ('environment.batching', 'in'): ('environment.batching.fn=turns', *EPISODES),
   ('environment.horizon', 'not in'): ('environment.horizon.fn=stairs', *EPISODES),
   ('environment.rounds', 'above'): ('environment.rounds=1', *EPISODES),
