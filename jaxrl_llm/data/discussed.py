@@ -11,26 +11,23 @@ import random
 
 from jaxrl_llm.data import digits
 
-SETTINGS = dict(min_length=3, max_length=5, right=50, judged=100)
+SETTINGS = dict(min_length=3, max_length=5, right=50, judged=50)
 MINIMUM = dict(min_length=1, max_length=1, right=0, judged=0)
 
 
 def draw(rng: random.Random, *, min_length: int, max_length: int, right: int, judged: int) -> dict:
-  """Draws a string; `right` percent of the demonstrations hold its reverse, others a reverse with another digit.
+  """Draws a string; `right` percent of the demonstrations reverse it, the others only copy it.
 
-  An evaluation is ok or no. `judged` percent of evaluations and scores (3 or 1) are true, the others random. `extra`
-  has `length` and `solution`, the demonstration. Raises ValueError for more than 100 percent.
+  `judged` percent of the evaluations (ok or no) are true, the others random. Every score is true: 3 for the reversed
+  string, else 1. `extra` has `length` and `solution`, the demonstration. Raises ValueError for more than 100 percent.
   """
   for name, percent in (('right', right), ('judged', judged)):
     if percent > 100:
       raise ValueError(f'{name}={percent} is a percentage and must be at most 100')
   row = digits.draw('rev', rng, min_length=min_length, max_length=max_length)
-  answer = solution = row['answer']
-  if rng.randrange(100) >= right:
-    at = rng.randrange(len(answer))
-    other = (int(answer[at]) + rng.randrange(1, 10)) % 10
-    solution = f'{answer[:at]}{other}{answer[at + 1 :]}'
-  verdict = solution == answer if rng.randrange(100) < judged else rng.random() < 0.5
-  evaluation, score = ('ok', 3) if verdict else ('no', 1)
+  solution = row['answer'] if rng.randrange(100) < right else row['answer'][::-1]
+  is_right = solution == row['answer']  # also of a palindrome that is copied
+  approves = is_right if rng.randrange(100) < judged else rng.random() < 0.5
+  evaluation, score = 'ok' if approves else 'no', 3 if is_right else 1
   text = f'{solution}<end>?{evaluation}<end>!<score>{score}</score>'
   return row | dict(extra=dict(length=row['extra']['length'], solution=text))

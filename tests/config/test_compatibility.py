@@ -149,6 +149,8 @@ def overrides(condition: Condition) -> tuple[str, ...]:
     return NEEDS[condition.value]
   if (condition.field, condition.value) == ('environment', ('endpoint',)):
     return ENDPOINT
+  if (condition.field, condition.value) == ('environment', ('discussion',)):
+    return 'environment.fn=discussion', 'mode=split'
   if condition.value == ('solved_by_group',):
     return 'objective.distillation.fn=solved_by_group', 'objective.distillation.prompt_tokens=64'
   if (condition.field, condition.value) == ('replay.reuse', ('contrast_pairs', 'recomposed')):

@@ -10,7 +10,6 @@ import re
 import string
 from fractions import Fraction
 
-import numpy as np
 import pytest
 
 from jaxrl_llm import data as package
@@ -48,7 +47,7 @@ def test_the_same_every_time_and_none_in_both_sets(name):
 GOLDEN = dict(
   compose='384e7202a1a5f1a2',
   countdown='da931adcca5cf6ec',
-  discussed='',
+  discussed='501d6a5a712f9b89',
   keychain='8b23d9b7a6849d36',
   products='c1efd1635ae26f99',
 )
@@ -208,27 +207,28 @@ def test_a_products_demonstration_is_an_episode_with_the_calculator():
 
 
 @pytest.mark.parametrize('right, judged', [(50, 100), (100, 0), (0, 50)])
-def test_a_discussed_demonstration_is_an_episode_with_true_and_random_scores(right, judged):
+def test_a_discussed_demonstration_is_an_episode_with_a_true_score(right, judged):
   train, held_out = rows(dict(name='discussed', right=right, judged=judged), size=400)
-  alphabet = ''.join(sorted(set(''.join(row.question for row in train)) | set('okn?!<score>/')))
-  encoder = tokenizer.characters(alphabet)
-  good, true = 0, 0
+  encoder = tokenizer.characters(''.join(sorted(set('0123456789revokn:=?!<score>/'))))
+  good = true = 0
   for row in train + held_out:
-    token_ids = np.array(encoder.encode(row.extra['solution']) + [0])
-    turns = [
-      encoder.decode(x[:-1].tolist())
-      for x in np.split(token_ids, np.flatnonzero(token_ids == 0) + 1)[:-1]
-    ]
-    environment = discussion.discussion(evaluate='?', score='!')
+    assert row.answer == row.question[4:-1][::-1] and len(row.answer) == row.extra['length']
+    ids = [*encoder.encode(row.extra['solution']), *encoder.end_ids]
+    *turns, rest = ''.join('|' if i in encoder.end_ids else encoder.decode([i]) for i in ids).split(
+      '|'
+    )
+    environment, shown = discussion.discussion(evaluate='?', score='!'), ''
     environment.reset(row, 0)
-    solution, evaluation, score = turns[0], turns[1].removeprefix('?'), turns[2].removeprefix('!')
-    assert [environment.step(text).observation for text in (solution, evaluation)] == ['?', '!']
-    last = environment.step(score)
-    assert last.done and last.reward in ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0))
-    wrong = sum(a != b for a, b in zip(solution, row.answer, strict=True))
-    assert row.answer == row.question[4:-1][::-1] and wrong <= 1
-    assert evaluation == ('ok' if last.reward[0] else 'no')
-    good, true = good + (not wrong), true + (last.reward[0] == (not wrong))
+    texts, results = [], []
+    for turn in turns:
+      assert turn.startswith(shown)
+      texts.append(turn.removeprefix(shown))
+      results.append(environment.step(texts[-1]))
+      shown = results[-1].observation
+    solved = texts[0] == row.answer
+    assert results[2] == (None, (1.0, 0.0, 0.0) if solved else (0.0, 1.0, 0.0), True) and not rest
+    assert texts[0] in (row.answer, row.answer[::-1]) and texts[1] in ('ok', 'no')
+    good, true = good + solved, true + (solved == (texts[1] == 'ok'))
   assert abs(good / 410 - right / 100) < 0.08
   assert abs(true / 410 - (1 + judged / 100) / 2) < 0.08
 
