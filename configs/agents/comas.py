@@ -11,31 +11,28 @@ tests/bench/results/discussion.md.
 
 def get_config():
   return dict(
-    base='tiny',
-    scratch=dict(width=64, layers=3, heads=4, kv_heads=4, mlp=256),
-    mode='split',
-    steps=60,
-    prompts=32,
-    rollouts=8,
+    base='guess',
+    steps=40,
     prompt_tokens=12,
-    completion_tokens=40,
-    environment=dict(fn='discussion', evaluate='?', score='!', turns=3, weight=0.0),
+    completion_tokens=32,
+    environment=dict(
+      fn='discussion', evaluate='?', score='!', turns=3, judge='rewards', weight=0.0
+    ),
     objective=dict(
       advantage=dict(fn='raw'),
       credit_assignment=dict(fn='turn_reward_whitened'),
       trust_region=dict(fn='clip', low=0.2, high=0.2),
       zero_variance=dict(fn='keep'),
     ),
-    optimizer=dict(learning_rate=3e-4, decay='linear'),
-    curriculum=dict(
+    curriculum=dict(  # none: a posterior over success rates would read the verifier
       candidates=dict(fn='stream', multiple=1),
       evidence_decay=dict(fn='none'),
       prior_pooling=dict(fn='none'),
       utility=dict(fn='uniform'),
       eligibility=dict(fn='none'),
     ),
-    rewards=dict(fn='exact'),
-    sft=dict(steps=300, learning_rate=2e-3, prompts=64),
-    data=dict(source='puzzles', tasks=(dict(name='discussed'),)),
-    evaluation=dict(every=20, prompts=64, samples=4),
+    sft=dict(steps=900),
+    data=dict(
+      source='puzzles', size=900, tasks=(dict(name='discussed', min_length=3, max_length=3),)
+    ),
   )

@@ -1,4 +1,4 @@
-"""Discussions of one policy (CoMAS): each reward goes to its own turn, and no verifier takes part in the update."""
+"""Discussions of one policy (configs/agents/comas.py): each reward goes to its own turn, and no verifier takes part in the update."""
 
 from __future__ import annotations
 
