@@ -1,4 +1,4 @@
-"""Discussions of one policy (configs/agents/comas.py): each reward goes to its own turn, and no verifier takes part in the update."""
+"""Discussions of one policy, as in configs/agents/comas.py: a reward goes to its own turn, and no verifier is learned from."""
 
 from __future__ import annotations
 
