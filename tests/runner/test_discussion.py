@@ -1,4 +1,4 @@
-"""Discussions of one policy, as in configs/agents/comas.py: a reward goes to its own turn, and no verifier is learned from."""
+"""Discussions (configs/agents/comas.py): a reward goes to its own turn, and the verifier takes no part in the update."""
 
 from __future__ import annotations
 
