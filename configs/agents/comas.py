@@ -33,6 +33,6 @@ def get_config():
     ),
     sft=dict(steps=900),
     data=dict(
-      source='puzzles', size=900, tasks=(dict(name='discussed', min_length=3, max_length=3),)
+      source='puzzles', size=20000, tasks=(dict(name='discussed', min_length=5, max_length=5),)
     ),
   )

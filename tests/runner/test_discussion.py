@@ -1,4 +1,4 @@
-"""Discussions (configs/agents/comas.py): a reward goes to its own turn, and the verifier takes no part in the update."""
+"""Discussions (configs/agents/comas.py): a reward goes to its own turn, and the update does not read the verifier."""
 
 from __future__ import annotations
 
