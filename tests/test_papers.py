@@ -74,7 +74,7 @@ def test_methods_of_turns_play_a_game(name):
   # Another game may be longer: scratch.max_tokens and the steps follow.
   guess.scratch.max_tokens = own.scratch.max_tokens
   games = {'data', 'environment', 'prompt_tokens', 'completion_tokens', 'steps'}
-  games |= {'curriculum', 'sft'} if logged else set()
+  games |= {'curriculum', 'optimizer', 'sft'} if logged else set()
   assert {field for field in own if own[field] != guess[field]} <= {'objective', *games}
   assert f'--config={name}' in FILES[name].read_text()
 

@@ -4,8 +4,8 @@ python -m jaxrl_llm.main --config=comas
 No verifier takes part in the update: accuracy is logged alone. Rewards, whitening over all turns of a batch, clip 0.2,
 gamma 1 and no KL penalty are those of the official script, and so is a uniform choice of prompts. Its four agents with
 weights of their own, second round and references are left out. Task, character model, its supervised start on
-discussions (half of the solutions wrong, all scores true), batch and learning rate are ours; results are in
-tests/bench/results/discussion.md.
+discussions (half of the solutions wrong, all scores true), batch and learning rate are ours. The policy learns what its
+scorer knows from that start, and with a scorer at chance unlearns the task: tests/bench/results/discussion.md.
 """
 
 
@@ -31,6 +31,8 @@ def get_config():
       utility=dict(fn='uniform'),
       eligibility=dict(fn='none'),
     ),
+    # With 1e-3 the scorer soon approves of every solution.
+    optimizer=dict(learning_rate=1e-4),
     sft=dict(steps=900),
     data=dict(
       source='puzzles', size=20000, tasks=(dict(name='discussed', min_length=5, max_length=5),)
