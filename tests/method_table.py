@@ -72,6 +72,7 @@ JUDGE_TESTS = 'tests/rewards/model_judge/test_rubric.py'
 # Methods of turns play a game, and rows of tests/objective_table.py have a single turn.
 TURNS = dict(
   at_grpo='tests/objective/test_credit_assignment.py',
+  comas='tests/runner/test_discussion.py',
   gigpo='tests/objective/test_credit_assignment.py',
   seeupo='tests/learner/test_turn_by_turn.py',
 )

@@ -56,6 +56,11 @@ def made(make=None, ends=tuple(range(0, 90, 4)), **changes):
     context.episodes.environments.factory = context.episodes.environments.factory._replace(
       make=make
     )
+  return with_ends(context, ends)
+
+
+def with_ends(context, ends=tuple(range(0, 90, 4))):
+  """The run with other tokens that end a turn."""
   if context.episodes is not None:
     context.episodes.tokenizer = context.models.policy.tokenizer._replace(end_ids=ends)
   rollout = context.spec.rollout

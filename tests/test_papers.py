@@ -62,13 +62,19 @@ def test_a_method_without_a_source_is_refused():
 
 @pytest.mark.parametrize('name', TURNS)
 def test_methods_of_turns_play_a_game(name):
-  """A method of turns differs from guess.py in its objective, and in its game where it needs another."""
+  """A method of turns differs from guess.py in its objective, and in its game where it needs another.
+
+  One that does without a verifier has it for the logs alone, and takes prompts and roles from elsewhere.
+  """
   own, guess = (loading.load(n) for n in (name, 'guess'))
-  assert name in (ROOT / proof(name)).read_text() and own.environment.judge == 'environment'
+  assert name in (ROOT / proof(name)).read_text()
+  logged = own.environment.judge == 'rewards' and own.curriculum.utility.fn == 'uniform'
+  assert logged or own.environment.judge == 'environment'
   own.optimizer.outer = guess.optimizer.outer
   # Another game may be longer: scratch.max_tokens and the steps follow.
   guess.scratch.max_tokens = own.scratch.max_tokens
   games = {'data', 'environment', 'prompt_tokens', 'completion_tokens', 'steps'}
+  games |= {'curriculum', 'optimizer', 'sft'} if logged else set()
   assert {field for field in own if own[field] != guess[field]} <= {'objective', *games}
   assert f'--config={name}' in FILES[name].read_text()
 

@@ -76,6 +76,7 @@ _HINTED = (
   'completions of a hinted prompt do not answer the plain prompt, and this treats both alike'
 )
 _PARTS_OF_A_GROUP = 'a prompt fills several slots, and this needs the whole group in one slot'
+_OF_TURNS = ('gigpo', 'turn_grouped', 'turn_whitened', 'turn_reward_whitened')
 _TURNS = 'a row holds several turns, and this assumes a single completion'
 
 # Advantages that are zero or undefined for a single rollout.
@@ -288,12 +289,18 @@ _HINTS = (
 _MULTI_TURN = (
   *_rows(
     (
-      Condition('objective.credit_assignment', 'in', ('gigpo', 'turn_grouped', 'turn_whitened')),
+      Condition('objective.credit_assignment', 'in', _OF_TURNS),
       Condition('optimizer.outer', 'in', ('last_turn_first',)),
     ),
     (_NO_ENVIRONMENT,),
     'it is defined by turns, and without an environment a row has one',
     'choose an environment, or another function',
+  ),
+  Row(
+    Condition('environment', 'in', ('discussion',)),
+    Condition('environment.turns', 'below', 3),
+    'the third turn holds the score, and without it no turn is paid',
+    'set --config.environment.turns=3',
   ),
   Row(
     _ENVIRONMENT,

@@ -75,8 +75,8 @@ class RewardsConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentConfig(Section):
-  """What answers a turn: calculator, python, search, a game (guess, walk, pair_walk), gymnasium, trl, mcp, openenv, or
-  'module:function'.
+  """What answers a turn: calculator, python, search, a game (guess, walk, pair_walk), discussion, gymnasium, trl, mcp,
+  openenv, or 'module:function'.
 
   With endpoint, your agent makes the requests itself: `harness`='package.module:function', or `command`.
   An environment needs mode='split'. A row holds all turns of an episode and the observations between them.
@@ -92,7 +92,8 @@ class EnvironmentConfig(Section):
   batching: Stage = stage('lockstep')
   # turns of one step; episodes that go on are continued in the next. 0 = until all are over
   rounds: int = 0
-  # what decides whether an episode is right: rewards (of its last turn), or environment (sum of its rewards)
+  # what decides whether an episode is right: rewards (of its last turn; of a discussion the first), or environment
+  # (sum of its rewards)
   judge: str = 'rewards'
   weight: float = 1.0  # of the environment's rewards beside those of config.rewards
   role: str = 'user'  # of observations in the chat template: user, tool

@@ -110,7 +110,8 @@ class ObjectiveConfig(Section):
   """What the update minimizes: the stages of a policy-gradient loss."""
 
   advantage: Stage = stage('group_normalized', eps=1e-6)
-  # how a row's advantage is spread over its tokens: gae, process, steps, gigpo, turn_grouped, turn_whitened
+  # how a row's advantage is spread over its tokens: gae, process, steps, gigpo, turn_grouped, turn_whitened,
+  # turn_reward_whitened
   credit_assignment: Stage = stage('row')
   # a second model for credit assignment, which starts as a copy of the policy: critic, outcome, preference
   auxiliary_model: Stage = stage('none')

@@ -180,8 +180,8 @@ def games(data: DataConfig, held_out: int) -> tuple[list[Row], list[Row]]:
 
 
 def puzzles(data: DataConfig, held_out: int) -> tuple[list[Row], list[Row]]:
-  """Puzzles of data.tasks (default: compose): compose (string functions), countdown, keychain (a long text),
-  products (for a calculator).
+  """Puzzles of data.tasks (default: compose): compose (string functions), countdown, discussed (for
+  config.environment.fn='discussion'), keychain (a long text), products (for a calculator).
 
   A task is dict(name=, size=|weight=, <settings>), see puzzles.py. Raises UserError as `games` does.
   """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxrl_llm.environments import batching
 from jaxrl_llm.environments.live import EpisodeKey, TurnRequest, TurnResult
-from jaxrl_llm.environments.protocol import Environment, Result, ends_episode
+from jaxrl_llm.environments.protocol import Environment, Result, ends_episode, turn_rewards
 from jaxrl_llm.environments.resolve import list_tools, resolve, with_call_format
 from jaxrl_llm.environments.turn_template import TurnTemplate, build_turn_template
 from jaxrl_llm.environments.worker_pool import LOST, WorkerPool
@@ -23,5 +23,6 @@ __all__ = [
   'ends_episode',
   'list_tools',
   'resolve',
+  'turn_rewards',
   'with_call_format',
 ]

@@ -3,6 +3,7 @@
     class Counter:
       replayable = True  # False: an episode whose object is lost cannot be rebuilt from its turns, and is dropped
       remembers = True  # False where a result depends on its turn alone: earlier turns are then not replayed
+      graded_turn = -1  # which turn reward functions read: the last one; 0: the first
 
       def reset(self, row, seed): return None       # the first observation, or None
       def step(self, text): return Result('Again.', 0.0, False)
@@ -26,12 +27,13 @@ class Result(NamedTuple):
   """The result of a step; a plain tuple of the same three values is accepted, too."""
 
   observation: str | None  # shown before the next turn; None ends the episode
-  reward: float = 0.0  # of this turn
+  # of this turn; a tuple has one for each turn so far, which are added to those that earlier turns got before
+  reward: float | tuple[float, ...] = 0.0
   done: bool = False
 
 
 class Environment(Protocol):
-  """An environment; see the module. `replayable`, `remembers` and `close` may be left out."""
+  """An environment; see the module. `replayable`, `remembers`, `graded_turn`, `close` may be left out."""
 
   def reset(self, row: Row, seed: int) -> str | None:
     """Begins an episode; returns the first observation or None. Called once."""
@@ -76,13 +78,21 @@ def checked(returned: Any) -> Result:
   """A step's return value as a Result with plain types. Raises ValueError where it is not one."""
   try:
     observation, reward, done = returned
-    reward = float(reward)
+    reward = tuple(map(float, reward)) if isinstance(reward, tuple | list) else float(reward)
   except (TypeError, ValueError) as error:
     raise ValueError(
       f'step() returned {str(returned)[:60]!r}, not (observation, reward, done)'
     ) from error
   if observation is not None and not isinstance(observation, str):
     raise ValueError(f'the observation is {type(observation).__name__}, not text or None')
-  if not math.isfinite(reward):
-    raise ValueError(f'the reward of a turn is {reward}')
+  for number in reward if isinstance(reward, tuple) else (reward,):
+    if not math.isfinite(number):
+      raise ValueError(f'the reward of a turn is {number}')
   return Result(None if observation is None else str(observation), reward, bool(done))
+
+
+def turn_rewards(result: Result, turns: int) -> tuple[float, ...] | None:
+  """What a result pays to each of `turns` turns, its own the last one; None where it names another number of them."""
+  if not isinstance(result.reward, tuple):
+    return *(0.0,) * (turns - 1), result.reward
+  return result.reward if len(result.reward) == turns else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxrl_llm.config import schema, stages, user_code
 from jaxrl_llm.environments import (
   adapters,
+  discussion,
   games,
   harness,
   mcp_tools,
@@ -24,9 +25,12 @@ if TYPE_CHECKING:  # the module imports jax, which environment workers must not
   from jaxrl_llm.models.tokenizer import Tokenizer
 
 # Their public functions are the environments that can be named.
-_MODULES = (tools, games, adapters, mcp_tools, openenv_client, harness)
+_MODULES = (tools, games, discussion, adapters, mcp_tools, openenv_client, harness)
 # Their steps take bounded time for any text, so they run without a deadline and without a worker.
-_INLINE = (tools.calculator, tools.search, games.guess, games.walk, games.pair_walk)
+_INLINE = (
+  *(tools.calculator, tools.search, games.guess, games.walk, games.pair_walk),
+  discussion.discussion,
+)
 # Their settings that bound a step, with the defaults: a step must end before the worker is killed.
 _OWN_LIMITS = {
   tools.python: ('wall_s', 4.0),
@@ -46,6 +50,7 @@ class EnvironmentFactory(NamedTuple):
   make: Callable[[], Environment]
   inline: bool  # whether it runs in this process
   replayable: bool = True  # whether a lost episode can be rebuilt from its turns
+  graded_turn: int = -1  # of an episode, read by reward functions; −1: the last
 
 
 def resolve(settings: EnvironmentSettings) -> EnvironmentFactory | None:
@@ -83,8 +88,7 @@ def resolve(settings: EnvironmentSettings) -> EnvironmentFactory | None:
       f'config.environment.deadline_s={settings["deadline_s"]!r} must be above config.environment.{limit[0]}, '
       f'{make.keywords.get(*limit)!r}; raise it.'
     )
-  replayable = getattr(environment, 'replayable', True)
-  return EnvironmentFactory(make, make.func in _INLINE, replayable)
+  return EnvironmentFactory(make, make.func in _INLINE, *_attributes(environment))
 
 
 def list_tools(settings: EnvironmentSettings) -> tuple[JsonObject, ...]:
@@ -160,5 +164,12 @@ def _import(path: str, arguments: JsonObject) -> EnvironmentFactory:
       'them.'
     )
   make: Callable = fn
-  replayable = bool(getattr(environment, 'replayable', True))
-  return EnvironmentFactory(lambda: make(**arguments), False, replayable)
+  return EnvironmentFactory(lambda: make(**arguments), False, *_attributes(environment))
+
+
+def _attributes(environment: object) -> tuple[bool, int]:
+  """`replayable` and `graded_turn`."""
+  return (
+    bool(getattr(environment, 'replayable', True)),
+    int(getattr(environment, 'graded_turn', -1)),
+  )

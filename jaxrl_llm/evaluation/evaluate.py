@@ -150,7 +150,7 @@ def _make_sampler(
 class _Completions(NamedTuple):
   """Completions of every prompt, in order."""
 
-  texts: list[list[str]]  # as graded: with several turns, the last one
+  texts: list[list[str]]  # as graded: with several turns, one of them
   full_texts: list[list[str]]  # all turns and observations
   turns: Turns | None  # of all rows
   trust_PxN: np.ndarray | None  # P(correct) of samples by the correctness head
@@ -201,7 +201,7 @@ def _complete(
     if episodes is not None:
       numbers = multi_turn.turns_of(rollout).number_BxT
       turn_rows = zip(rollout.tokens_BxT, numbers, strict=True)
-      graded = [episodes.turn_texts(*row)[-1] for row in turn_rows]
+      graded = [episodes.graded_text(*row) for row in turn_rows]
     each = len(decoded) // size
     texts += _by_prompt(graded, each)
     full_texts += _by_prompt(decoded, each)

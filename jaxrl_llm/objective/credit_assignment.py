@@ -226,6 +226,23 @@ def turn_whitened(
   return jnp.take_along_axis(step_BxS, turn_BxT, axis=1) * mask_BxT, None
 
 
+@requires('it whitens the rewards of turns, not R', advantage=('raw',))
+def turn_reward_whitened(inputs: CreditInputs, *, eps: float = 1e-8) -> tuple[jax.Array, None]:
+  """A_t = (r_k − mean) / √max(var, eps), r_k the environment's reward of the turn k that t is in.
+
+  Mean and biased variance are over all sampled tokens, of all turns, rows and groups together: REINFORCE++ where every
+  turn is a completion of its own, without discount and penalty (arXiv:2501.03262). There is no group by role, so that a
+  role that is always paid less has negative advantages; `turn_grouped` compares turns of a number alone.
+  arXiv:2510.08529 (CoMAS; the tests compare with official code).
+  """
+  mask_BxT = inputs.mask_BxT
+  last_BxT = _turn_ends(mask_BxT, present(inputs.turn_BxT))
+  reward_BxT = _spread(present(inputs.turn_reward_BxT).astype(mask_BxT.dtype), last_BxT)
+  n = jnp.maximum(mask_BxT.sum(), 1)
+  off_BxT = (reward_BxT - (reward_BxT * mask_BxT).sum() / n) * mask_BxT
+  return off_BxT / jnp.sqrt(jnp.maximum((off_BxT**2).sum() / n, eps)), None
+
+
 def _ahead(x_BxT: jax.Array, mask_BxT: jax.Array) -> jax.Array:
   """Σ_{j≥t} x_j of each token's row."""
   return row_sum(x_BxT, mask_BxT) - jnp.cumsum(x_BxT, axis=1) + x_BxT
@@ -253,8 +270,12 @@ def _turn_advantage(
   )
   off_BxT, std_BxT = _among_alike(return_BxT, alike_BxT, inputs.group_B, last_BxT)
   turn_BxT = off_BxT / (std_BxT + eps if by_std else 1.0)
-  # All tokens of a turn get the value of its last one.
-  return _from_behind(lambda later, x, last: jnp.where(last > 0, x, later), (turn_BxT, last_BxT))
+  return _spread(turn_BxT, last_BxT)
+
+
+def _spread(x_BxT: jax.Array, last_BxT: jax.Array) -> jax.Array:
+  """The value of its turn's last token at every token."""
+  return _from_behind(lambda later, x, last: jnp.where(last > 0, x, later), (x_BxT, last_BxT))
 
 
 def _turn_ends(mask_BxT: jax.Array, turn_BxT: jax.Array) -> jax.Array:

@@ -190,7 +190,7 @@ def _texts(
 ) -> tuple[list[str], list[str]]:  # fmt: skip
   """The completions [B] as reward functions read them, and as logs show them; a hinted one together with its prefix.
 
-  With several turns, reward functions read the last one, and logs show all turns and observations.
+  With several turns, reward functions read one of them, and logs show all turns and observations.
   """
   G, hints = context.config.rollouts, context.selection.hints
   token_ids = [t[:n] for t, n in zip(rollout.tokens_BxT, rollout.length_B, strict=True)]
@@ -200,9 +200,9 @@ def _texts(
   tokenizer = context.models.policy.tokenizer
   texts = graded_texts = [tokenizer.decode(x.tolist()) for x in token_ids]
   episodes = context.episodes
-  if rollout.turns is not None and episodes is not None:  # reward functions read the last turn
+  if rollout.turns is not None and episodes is not None:
     turns = zip(rollout.tokens_BxT, rollout.turns.number_BxT, strict=True)
-    graded_texts = [(episodes.turn_texts(*row) or [''])[-1] for row in turns]
+    graded_texts = [episodes.graded_text(*row) for row in turns]
   return graded_texts, texts
 
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _OPENING = '{question}\n\n{observation}'
 _COUNTED = ('calls', 'observation_tokens', 'no_room', 'turns_over')
 _NO_ROOM = 'what the environment shows first does not fit config.prompt_tokens'
+_UNEVEN = 'step() returned a tuple of rewards with another length than the turns so far'
 _UNLIKE = 'reset() returned another first observation than for another rollout of the group'
 Sample = Callable[[Rollout], tuple[Rollout, JsonObject]]
 Counts = dict[str, float]
@@ -61,6 +62,7 @@ class EpisodeRewards:
   def __init__(self, config: Config, tokenizer: Tokenizer):
     self.tokenizer, self.judge, self.seed = tokenizer, config.environment.judge, config.seed
     self.message = ''  # of the first failure in the newest rollout
+    self.graded_turn = -1
 
   def prompts_of(self, prompts: Prompts) -> Prompts:
     """The prompts of the newest rollout, where playing the episodes changed them."""
@@ -84,6 +86,11 @@ class EpisodeRewards:
       ends = token_ids and token_ids[-1] in self.tokenizer.end_ids
       texts.append(self.tokenizer.decode(token_ids[:-1] if ends else token_ids, **keep))
     return texts
+
+  def graded_text(self, tokens_T: np.ndarray, number_T: np.ndarray) -> str:
+    """The turn of a row that reward functions read: the last one, or the environment's `graded_turn`."""
+    texts = self.turn_texts(tokens_T, number_T)
+    return texts[min(self.graded_turn, len(texts) - 1)] if texts else ''
 
   def score(self, turns: Turns, grade: Callable[[], rewards.Scores], parts: int) -> rewards.Scores:
     """Score rows by the environment's rewards alone, or by `grade` with those as the last of `parts` rewards.
@@ -122,6 +129,8 @@ class Episodes(EpisodeRewards):
       tokenizer, config.data.chat, settings.role, settings.observation_tokens
     )
     super().__init__(config, tokenizer)
+    if self.environments.factory is not None:
+      self.graded_turn = self.environments.factory.graded_turn
     # None: lockstep
     self.batching = stages.pick(environments.batching, settings.batching, 'environment.batching')()
     self.data_config, self.max_turns, self.horizon = config.data, settings.turns, horizon
@@ -310,17 +319,21 @@ class Episodes(EpisodeRewards):
   ) -> None:
     """Writes the result of an environment step into row b, in place."""
     turns, end = turns_of(rollout), rollout.length_B[b]
+    number_T, last = turns.number_BxT[b], result.result
+    paid = () if last is None else environments.turn_rewards(last, number_T.max() + 1)
+    if paid is None:
+      result = environments.TurnResult(rewards.ERROR, _UNEVEN)
     rollout.reason_B[b] = STOPPED
     turns.outcome_B[b] = result.outcome
     if result.outcome != rewards.OK:
       self.message = self.message or result.message
       return
-    last = result.result
-    assert last is not None, 'a turn with the outcome OK has a result'
-    turns.reward_BxT[b, end - 1] = last.reward
+    assert last is not None and paid, 'a turn with the outcome OK has a result'
+    for turn, reward in enumerate(paid):
+      turns.reward_BxT[b, np.flatnonzero(number_T == turn)[-1]] += reward
     if environments.ends_episode(last) or last.observation is None:
       return
-    if turns.number_BxT[b].max() + 1 >= limits.turns:
+    if number_T.max() + 1 >= limits.turns:
       counts['environment/turns_over'] += 1
       return
     token_ids = self.turn_template.ids(last.observation, int(rollout.tokens_BxT[b, end - 1]))

@@ -32,6 +32,7 @@ EXAMPLES: dict[tuple[str, str], tuple[str, ...]] = {
   ('curriculum.slots_per_prompt', 'below'): ('curriculum.slots_per_prompt=1',),
   ('environment', 'in'): ('environment.fn=none',),
   ('environment', 'used'): EPISODES,
+  ('environment.turns', 'below'): ('environment.turns=2',),
   ('environment.batching', 'in'): ('environment.batching.fn=turns', *EPISODES),
   ('environment.horizon', 'not in'): ('environment.horizon.fn=stairs', *EPISODES),
   ('environment.rounds', 'above'): ('environment.rounds=1', *EPISODES),
@@ -154,6 +155,8 @@ def overrides(condition: Condition) -> tuple[str, ...]:
     return NEEDS[condition.value]
   if (condition.field, condition.value) == ('environment', ('endpoint',)):
     return ENDPOINT
+  if (condition.field, condition.value) == ('environment', ('discussion',)):
+    return 'environment.fn=discussion', 'mode=split'
   if condition.value == ('solved_by_group',):
     return 'objective.distillation.fn=solved_by_group', 'objective.distillation.prompt_tokens=64'
   if (condition.field, condition.value) == ('replay.reuse', ('contrast_pairs', 'recomposed')):

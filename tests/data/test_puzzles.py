@@ -15,7 +15,8 @@ import pytest
 from jaxrl_llm import data as package
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.data import composed, sources
-from jaxrl_llm.environments import tools
+from jaxrl_llm.environments import discussion, tools
+from jaxrl_llm.models import tokenizer
 from jaxrl_llm.rewards import verifiers
 from jaxrl_llm.types import UserError
 
@@ -26,13 +27,14 @@ def rows(*listed, held_out=10, size=60, seed=0):
   return sources.puzzles(data, held_out)
 
 
-KINDS = ('compose', 'countdown', 'keychain', 'products')
+KINDS = ('compose', 'countdown', 'discussed', 'keychain', 'products')
 
 
 @pytest.mark.parametrize('name', KINDS)
 def test_the_same_every_time_and_none_in_both_sets(name):
-  # Of products with two digits, a hundred rows of another seed repeat some.
-  task = dict(name=name) | (dict(max_digits=6, min_digits=6) if name == 'products' else {})
+  # Of few digits, a hundred rows of another seed repeat some.
+  long = dict(products=dict(max_digits=6, min_digits=6), discussed=dict(max_length=9, min_length=9))
+  task = dict(name=name) | long.get(name, {})
   train, held_out = rows(task)
   assert (train, held_out) == rows(task)
   questions = [row.question for row in train + held_out]
@@ -45,6 +47,7 @@ def test_the_same_every_time_and_none_in_both_sets(name):
 GOLDEN = dict(
   compose='384e7202a1a5f1a2',
   countdown='da931adcca5cf6ec',
+  discussed='501d6a5a712f9b89',
   keychain='8b23d9b7a6849d36',
   products='c1efd1635ae26f99',
 )
@@ -203,6 +206,33 @@ def test_a_products_demonstration_is_an_episode_with_the_calculator():
   assert 0.2 < called / 410 < 0.4 and {row.extra['digits'] for row in train} == {2, 3}
 
 
+@pytest.mark.parametrize('right, judged', [(50, 100), (100, 0), (0, 50)])
+def test_a_discussed_demonstration_is_an_episode_with_a_true_score(right, judged):
+  train, held_out = rows(dict(name='discussed', right=right, judged=judged), size=400)
+  encoder = tokenizer.characters(''.join(sorted(set('0123456789revokn:=?!<score>/'))))
+  good = true = 0
+  for row in train + held_out:
+    assert row.answer == row.question[4:-1][::-1] and len(row.answer) == row.extra['length']
+    ids = [*encoder.encode(row.extra['solution']), *encoder.end_ids]
+    *turns, rest = ''.join('|' if i in encoder.end_ids else encoder.decode([i]) for i in ids).split(
+      '|'
+    )
+    environment, shown = discussion.discussion(evaluate='?', score='!'), ''
+    environment.reset(row, 0)
+    texts, results = [], []
+    for turn in turns:
+      assert turn.startswith(shown)
+      texts.append(turn.removeprefix(shown))
+      results.append(environment.step(texts[-1]))
+      shown = results[-1].observation
+    solved = texts[0] == row.answer
+    assert results[2] == (None, (1.0, 0.0, 0.0) if solved else (0.0, 1.0, 0.0), True) and not rest
+    assert texts[0] in (row.answer, row.answer[::-1]) and texts[1] in ('ok', 'no')
+    good, true = good + solved, true + (solved == (texts[1] == 'ok'))
+  assert abs(good / 410 - right / 100) < 0.08
+  assert abs(true / 410 - (1 + judged / 100) / 2) < 0.08
+
+
 @pytest.mark.parametrize(
   'task, message',
   [
@@ -214,6 +244,8 @@ def test_a_products_demonstration_is_an_episode_with_the_calculator():
     (dict(name='keychain', facts=99), 'facts=99 must be from max_hops=2 to 98'),
     (dict(name='keychain', key_letters=1), 'key_letters=1 are too few for'),
     (dict(name='products', calls=101), 'calls=101 is a percentage'),
+    (dict(name='discussed', right=101), 'right=101 is a percentage'),
+    (dict(name='discussed', judged=-1), 'judged=-1 must be a whole number of at least 0'),
   ],
 )
 def test_what_cannot_be_made_is_one_sentence(task, message):

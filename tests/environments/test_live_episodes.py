@@ -282,6 +282,7 @@ ENVIRONMENTS = dict(
   guess=('{}', 'none', 'I say {}'),
   walk=('e', 's', 'n', 'w'),
   pair_walk=('e', 's', 'w', 'n'),
+  discussion=('{}', 'so <score>2</score>', '<score>3</score>', 'none'),
 )
 
 

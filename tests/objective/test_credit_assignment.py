@@ -244,6 +244,23 @@ def test_whitening_a_turn_is_a_matter_of_the_rows_that_have_it(bound):
   assert alone and len(has[3]) < len(has[0])
 
 
+def test_rewards_of_all_turns_are_whitened_together_over_their_tokens():
+  g = talk()
+  got, _ = credit_assignment.turn_reward_whitened(g)
+  reward, lengths = np.zeros_like(g.mask_BxT), set()
+  for b, _, at, total, _ in steps_of(g, 0.0):
+    reward[b, at], lengths = total, lengths | {len(at)}
+  own = g.mask_BxT > 0
+  want = (reward - reward[own].mean()) / reward[own].std() * own
+  np.testing.assert_allclose(got, want, atol=1e-9)
+  assert len(lengths) > 1 and np.abs(want).max() > 1
+  for paid in (0.0, 2.0):  # nothing to compare
+    same = g._replace(turn_reward_BxT=np.where(g.turn_reward_BxT > 0, paid, 0.0))
+    np.testing.assert_allclose(credit_assignment.turn_reward_whitened(same)[0], 0, atol=1e-9)
+  empty = g._replace(mask_BxT=0 * g.mask_BxT)
+  assert not np.asarray(credit_assignment.turn_reward_whitened(empty)[0]).any()
+
+
 def test_whitening_rewards_that_are_all_the_same_gives_nothing_and_one_turn_is_the_batch():
   g = talk()
   same, _ = credit_assignment.turn_whitened(g._replace(advantage_Bx1=0 * g.advantage_Bx1 + 2.0))

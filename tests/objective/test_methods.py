@@ -247,7 +247,7 @@ def test_an_empty_batch_is_finite():
 
 
 # Rows of the table are of one turn; these credits are enumerated in test_credit.py.
-OF_TURNS = {'gigpo', 'turn_grouped', 'turn_whitened'}
+OF_TURNS = {'gigpo', 'turn_grouped', 'turn_reward_whitened', 'turn_whitened'}
 
 
 def test_every_choice_of_every_stage_is_in_a_method_of_the_table():

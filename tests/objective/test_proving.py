@@ -159,6 +159,7 @@ DEFAULTS = {
     gigpo=[1.0, 0.95, True, 1e-6],
     turn_grouped=[0.0, 1e-6],
     turn_whitened=[3.0, 1e-6],
+    turn_reward_whitened=[1e-8],
     return_whitened=[1.0],
   ),
   'auxiliary_model': dict(

@@ -12,6 +12,7 @@ from tests.bench.lib import smoke
 # Methods that the job cannot train, with the reason.
 EXCLUDED = {
   'at_grpo': 'credit to the turns of two agents; the tiny job has one turn',
+  'comas': 'credit to the turns of a discussion; the tiny job has one turn',
   'gigpo': 'credit between the turns of an episode; the tiny job has one turn',
   'seeupo': 'updates turn by turn; the tiny job has one turn',
   'openrs': 'needs a judge, a language model behind an HTTP endpoint',

@@ -34,8 +34,8 @@ MUTANTS = {
   ),
   'the last token of a turn alone': (
     credit_assignment,
-    'jnp.where(last > 0, x, later), (turn_BxT, last_BxT))',
-    'jnp.where(last > 0, x, 0 * later), (turn_BxT, last_BxT))',
+    'jnp.where(last > 0, x, later), (x_BxT, last_BxT))',
+    'jnp.where(last > 0, x, 0 * later), (x_BxT, last_BxT))',
   ),
   'biased': (
     credit_assignment,
