@@ -167,14 +167,8 @@ def _prepare(
   if method.needs_average:
     average = policy_weights(spec, state.base, state.average)
     target = target.with_arrays(old_BxT=all_log_probs(spec, average, packed)[0])
-  if method.needs_spans:
-    target = teacher_spans.distill(spec, state, batch, target)
-  elif method.needs_teacher:
-    logp_BxT, *_ = all_log_probs(teacher_spec(spec), state.teacher, packed.without_routes())
-    target = objective.distill(method, target.with_arrays(teacher_BxT=logp_BxT))
-  if method.needs_solution:
-    logp_BxT = _log_probs_with_solutions(spec, state, batch)
-    target = objective.distill(method, target.with_arrays(teacher_BxT=logp_BxT))
+  if method.token_stages.distillation is not None:
+    target = _distilled(spec, state, batch, packed, target)
   if not method.needs_rows:
     return target, {}, None
   noise = _noise(spec, state, state.activation_noise and state.activation_noise.log_sigma_L)
@@ -189,6 +183,20 @@ def _prepare(
   if method.token_stages.lr_scale is not None:
     scale = objective.learning_rate_scale(method, target, logp_BxT)
   return target._replace(c_BxT=c_BxT), sums, scale
+
+
+def _distilled(
+  spec: StepSpec, state: TrainState, batch: Batch, packed: PackedBatch, target: objective.Targets
+) -> objective.Targets:
+  """Targets with the advantages that a teacher gives."""
+  method = spec.objective.method
+  if method.needs_spans:
+    return teacher_spans.distill(spec, state, batch, target)
+  if method.needs_solution:
+    logp_BxT = _log_probs_with_solutions(spec, state, batch)
+  else:
+    logp_BxT, *_ = all_log_probs(teacher_spec(spec), state.teacher, packed.without_routes())
+  return objective.distill(method, target.with_arrays(teacher_BxT=logp_BxT))
 
 
 def _log_probs_with_solutions(spec: StepSpec, state: TrainState, batch: Batch) -> jax.Array:

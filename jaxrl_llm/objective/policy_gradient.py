@@ -142,7 +142,10 @@ def targets(
     reward_PxG -= gather(penalty_BxT.sum(1))
   extra = _extra_inputs(method, batch, gather, leverage_B)
   advantage_PxG = stages.advantage(reward_PxG, gather(length_B.astype(dtype)), **extra)
-  mask_BxT = _comparable(method, batch, rollouts, mask_BxT)
+  if method.needs_greedy:
+    mask_BxT = mask_BxT * (jnp.arange(B) % rollouts > 0)[:, None]
+  if method.token_stages.distillation is not None:
+    mask_BxT = _read_by_teacher(batch, mask_BxT)
   if method.mask_zero_variance:
     mask_BxT = mask_BxT * mixed_group_mask(compared(method, batch), length_B, groups)[:, None]
   weight_BxT, kl_weight_BxT = method.denominators(mask_BxT, group_B, batch.rollout)
@@ -167,10 +170,8 @@ def targets(
   return target if batch.imitation_B is None else _with_imitation(method, batch, target)
 
 
-def _comparable(method: Method, batch: Batch, rollouts: int, mask_BxT: jax.Array) -> jax.Array:
-  """The mask without the greedy row of a group, and without tokens that the teacher does not read."""
-  if method.needs_greedy:
-    mask_BxT = mask_BxT * (jnp.arange(len(mask_BxT)) % rollouts > 0)[:, None]
+def _read_by_teacher(batch: Batch, mask_BxT: jax.Array) -> jax.Array:
+  """The mask without rows that have no solution, and without tokens outside of spans."""
   if batch.solutions is not None:
     mask_BxT = mask_BxT * (batch.solutions.length_B > 0)[:, None]
   if batch.teacher_tokens is not None:
