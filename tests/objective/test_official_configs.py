@@ -21,6 +21,7 @@ GOLDENS = {
   'vcpo': ('vcpo', set()),
   'adora': ('adora', {'advantage.right', 'advantage.long_tokens', 'aggregation'}),
   'rlep': ('rlep', set()),
+  'a_star_po': ('a_star_po', {'kl.coef'}),
   'hpt': ('hpt', {'sft_loss.weight'}),
   'spear': ('spear', set()),
   'sdpo': ('sdpo', {'distillation.prompt_tokens'}),
