@@ -2,10 +2,10 @@
 
 python -m jaxrl_llm.main --config=a_star_po
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: β₁ = 0.5, β₂ = 1e-3 and two minibatches per batch are the official code's. V* = β₁·log mean e^{R/β₁} is of eight
-rollouts of the reference model there, sampled once before training, and one further rollout of each prompt is learned.
-Here it is of the prompt's group, which the current policy samples, and all of the group is learned: V* follows the
-policy, and contains the row's own reward. `log_mean_exp` divides R − V* by 1 + β₁, and so does `coef`: the loss is the
+Numbers: β₁ = 0.5, β₂ = 1e-3 and two minibatches per batch are the official code's. There V* = β₁·log mean e^{R/β₁} is
+of eight rollouts of the reference model, sampled once before training, and one further rollout of a prompt is learned.
+Here it is of the prompt's group, which the current policy samples, and the whole group is learned: V* follows the
+policy, and includes the row's own reward. `log_mean_exp` divides R − V* by 1 + β₁, and so does `coef`: the loss is the
 paper's over 2·β₂·(1 + β₁), a constant. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
