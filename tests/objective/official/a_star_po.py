@@ -66,6 +66,17 @@ def values(read, x):
   return out
 
 
+def ours(data):
+  """The gradient and the loss, Σ A² / B + (x − x_ref)·g at the middle of x and x_ref: it is quadratic in the log-probs."""
+  change = data['logp'] - data['reference']
+  middle = lib.gradient(SETTINGS, data | dict(logp=data['reference'] + change / 2))['gradient']
+  reward_PxG, length_PxG = (data[k].reshape(-1, lib.G) for k in ('reward', 'length'))
+  a_PxG = advantage.log_mean_exp(reward_PxG, length_PxG, temperature=BETA1) * (1 + BETA1)
+  loss = (np.square(a_PxG)).sum() / (length_PxG > 0).sum()
+  loss += 2 * BETA2 * (1 + BETA1) * (change * middle).sum()
+  return lib.gradient(SETTINGS, data) | dict(loss=loss)
+
+
 def official(torch, read, data):
   x = lib.tensors(torch, data)
   loss = lib.functions(read(LOSS), ('compute_policy_loss',), torch=torch).compute_policy_loss
