@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm import train
+from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.commands import export
 from jaxrl_llm.config import loading as configs
 from tests.bench import mixture_rows
@@ -187,12 +188,17 @@ def mixture_start(folder: str, more: tuple[str, ...]) -> tuple[str, ...]:
   return f'model={model}', 'sft.steps=0'
 
 
-def share_first_evaluation(start: str, folder: str) -> None:
-  """Give a run the evaluation of the weights that it starts from; it is made again where anything else differs."""
-  source, to = (os.path.join(f, 'eval', 'step_000000.json') for f in (start, folder))
-  if os.path.isfile(source) and not os.path.exists(to):
-    os.makedirs(os.path.dirname(to), exist_ok=True)
-    shutil.copy(source, to)
+def share_first_evaluation(start: str, folder: str, seed: int) -> None:
+  """Give a run the samples that the start's evaluation drew of the same weights; other weights are evaluated again."""
+  source, to = (os.path.join(f, 'eval', 'step_000000.json') for f in (start + '/run', folder))
+  if os.path.exists(to):
+    return
+  with open(source) as file:
+    record = json.load(file) | dict(model=f'{start}/model')
+  record['settings']['seed'] = seed
+  os.makedirs(os.path.dirname(to), exist_ok=True)
+  with safe_files.replacing(to) as part, open(part, 'x', encoding='utf-8') as file:
+    json.dump(record, file)
 
 
 def main() -> None:
@@ -221,7 +227,7 @@ def main() -> None:
     for rule in options.rules.split(','):
       folder = os.path.join(out, f'{rule}_{seed}')
       if options.job == 'mixture':
-        share_first_evaluation(os.path.join(start, 'run'), folder)
+        share_first_evaluation(start, folder, int(seed))
       if curve(options.job, folder, 'greedy') is None:
         train.run(job(options.job, rule, int(seed), more), folder)
   table(options.job, out)
