@@ -41,6 +41,7 @@ PATHS = {
   'curriculum': 'host',
   'data': 'host',
   'data/test_benchmarks.py': 'process',
+  'data/test_row_filters.py::test_the_supervised_start_learns_from_its_own_rows': 'jit',
   'distributed': 'jit',
   'distributed/test_cluster.py': 'host',
   'distributed/test_faults.py': 'process',

@@ -91,7 +91,7 @@ def test_an_unknown_source_is_told():
 
 
 def test_prompts_are_padded_and_numbered():
-  train, held_out = data.load(config_of(), TOKENIZER)
+  train, held_out, _ = data.load(config_of(), TOKENIZER)
   assert len(train) == 40 and len(held_out) == 200
   prompts = train.prompts([3, 0, 3])
   assert prompts.tokens_PxL.shape == (3, 64) and prompts.tokens_PxL.dtype == np.int32
@@ -104,7 +104,7 @@ def test_prompts_are_padded_and_numbered():
 
 @pytest.mark.parametrize('indices', [[40], [-1], [0, 100]])
 def test_no_row_beyond_the_table(indices):
-  train, _ = data.load(config_of(), TOKENIZER)
+  train = data.load(config_of(), TOKENIZER).train
   with pytest.raises(IndexError, match='from 0 to 39'):
     train.prompts(indices)
 
