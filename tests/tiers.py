@@ -138,6 +138,7 @@ PATHS = {
   'runner/test_run_logger.py': 'process',
   'runner/test_shared_runs.py': 'slow',
   'runner/test_sft.py': 'slow',
+  'runner/test_source_metrics.py': 'host',
   'runner/test_turn_batching.py': 'slow',
   'runner/test_turn_batching.py::test_an_environment_that_fails_costs_its_episode_alone': 'process',
   'runner/test_turn_batching.py::test_bad_settings_are_one_sentence': 'jit',

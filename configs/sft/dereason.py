@@ -7,8 +7,8 @@ to 5; rows of at most a threshold are demonstrations, the others prompts. Of you
 --config.sft.keep.column=difficulty --config.sft.keep.at_most=3. Nothing here scores rows.
 A later stage on harder rows alone is another run: --config.model=runs/exported, --config.sft.steps=0 and a higher
 data.keep.above. Held-out rows have every difficulty.
-Numbers: ours. Difficulty is the digits of a number in the default job: sums of one-digit numbers are demonstrated (their
-answers alone, the rows have no reasoning), longer ones are learned by DAPO.
+Numbers: ours. Difficulty is the digits of a number in the default job: sums of one-digit numbers are demonstrated (by
+their answers alone, because the rows have no reasoning), those of longer numbers are learned by DAPO.
 """
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import hashlib
 import string
 from collections.abc import Collection, Sequence
@@ -62,6 +64,12 @@ class PromptTable:
   def file_tokens_N(self) -> np.ndarray | None:
     """The prompt tokens of each row of a file, from which `kinds` forms traits; None for rows of a generator."""
     return np.array([len(t) for t in self.tokens], np.int32) if self.from_files else None
+
+  @functools.cached_property
+  def sources(self) -> list[str]:
+    """The sources of the rows, those with the most rows first."""
+    counts = collections.Counter(row.source for row in self.rows)
+    return sorted(counts, key=lambda source: (-counts[source], source))
 
   def rows_of(self, prompts: Prompts) -> list[Row]:
     """Returns the row of each prompt of a step."""

@@ -156,3 +156,8 @@ def test_the_fingerprint_covers_extra_fields_and_ignores_the_order_of_sets():
   assert mark(dict(a={'x', 'y', 'z'}, b=1)) == mark(dict(b=1, a={'z', 'y', 'x'}))
   assert mark(dict(a=object())) == mark(dict(a=object()))
   assert mark({1: 'a', 'b': np.arange(2)}) == mark({'b': np.arange(2), 1: 'a'})
+
+
+def test_sources_are_ordered_by_their_rows():
+  rows = [make_row(source, f'q{i}', 'a', {}) for i, source in enumerate('bacabcc')]
+  assert pipeline.make_table(rows, config_of().data, 64, TOKENIZER).sources == ['c', 'a', 'b']
