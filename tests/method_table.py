@@ -102,16 +102,8 @@ def functions(objective) -> dict[str, str]:
 def changes(name: str, base) -> dict[str, str]:
   """Section and stage → function, where a config's differs from that of `base`; rewards' parts, slots and LoRA, too."""
   own, found = config(name), {}
-  for section in (
-    'objective',
-    'optimizer',
-    'rollout',
-    'rewards',
-    'replay',
-    'curriculum',
-    'data',
-    'sft',
-  ):
+  sections = 'objective optimizer rollout rewards replay curriculum data sft'.split()
+  for section in sections:
     for stage in own[section]:
       fn = getattr(own[section][stage], 'fn', None)
       if fn is not None and fn != base[section][stage].fn:

@@ -68,8 +68,7 @@ class PromptTable:
   @functools.cached_property
   def sources(self) -> list[str]:
     """The sources of the rows, those with the most rows first."""
-    counts = collections.Counter(row.source for row in self.rows)
-    return sorted(counts, key=lambda source: (-counts[source], source))
+    return [s for s, _ in collections.Counter(sorted(r.source for r in self.rows)).most_common()]
 
   def rows_of(self, prompts: Prompts) -> list[Row]:
     """Returns the row of each prompt of a step."""
@@ -90,9 +89,8 @@ class RowSets(NamedTuple):
 
   train: Sequence[Row]
   held_out: Sequence[Row]  # may have no rows
-  demonstrations: Sequence[
-    Row
-  ]  # of the supervised start; the same list as `train` where none is filtered
+  # of the supervised start; the same list as `train` where none is filtered
+  demonstrations: Sequence[Row]
   verifier: str = ''  # reward function of the rows of a benchmark; '' = config.rewards
 
 

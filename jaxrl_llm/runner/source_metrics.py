@@ -21,7 +21,7 @@ _REFLECTION = (
 
 
 def metrics(graded: GradedStep, sources: Sequence[str]) -> dict[str, float]:
-  """Metrics source/<source>/<name> of the completions that are learned from; none where there is one source alone.
+  """Metrics source/<source>/<name> of the completions that are learned from.
 
   `sources` are those of the training set, most rows first. Of each with a completion: rollouts, score (mean reward),
   right (share), length (tokens; also of right and of wrong ones), clip_ratio (truncated share), reflection (share with
@@ -32,7 +32,7 @@ def metrics(graded: GradedStep, sources: Sequence[str]) -> dict[str, float]:
   source_B = np.array([row.source for row in graded.rows])
   source_B[np.asarray(batch.rollout.length_B) == 0] = ''  # nothing to learn from
   found: dict[str, float] = {}
-  for source in sources[:_MAX_SOURCES] if len(sources) > 1 else ():
+  for source in sources[:_MAX_SOURCES]:
     at = np.flatnonzero(source_B == source)
     if len(at):
       own = _of_rows(graded, at) | _rewards(graded, at)
