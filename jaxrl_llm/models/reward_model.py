@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.models import decoder, huggingface, size_limits, tokenizer
-from jaxrl_llm.types import ModelConfig, Params, Settings, UserError
+from jaxrl_llm.models import decoder, export, huggingface, size_limits, tokenizer
+from jaxrl_llm.types import Array, Model, ModelConfig, Params, Settings, UserError
 
 _HEAD = 'score.weight'
 _BATCH_ROWS = 8
@@ -68,6 +68,29 @@ def _load_without_params(folder: str) -> RewardModel:
   return RewardModel(config, {}, head_1xD[0], tokenizer.from_folder(folder, raw))
 
 
+def save(folder: str, model: Model, head_D: np.ndarray, *, dtype: str, card: str = '') -> None:
+  """Write a decoder and its head for one score as a folder of …ForSequenceClassification, which `load` reads.
+
+  Raises UserError as `export.staged_folder` does.
+  """
+  raw = export.config_json(model, dtype)
+  architecture = raw['architectures'][0].replace('ForCausalLM', 'ForSequenceClassification')
+  # transformers reads the score at the last token that is no padding, and counts labels by their names.
+  raw |= dict(architectures=[architecture], pad_token_id=model.tokenizer.pad_id)
+  raw |= dict(id2label={'0': 'LABEL_0'}, label2id={'LABEL_0': 0})
+  with export.staged_folder(folder, dtype, card) as part:
+    export.write_json(part, 'config.json', raw)
+    tensors = (*export.named_tensors(model), (_HEAD, np.asarray(head_D)[None]))
+    export.write_weights(part, tensors, dtype)
+    export.write_tokenizer(part, model)
+
+
+def without_language_head(model: Model) -> Model:
+  """The decoder of a reward model: tied embeddings need no tensor for a language head, which it lacks."""
+  params = {name: part for name, part in model.params.items() if name != 'head'}
+  return model._replace(config=dataclasses.replace(model.config, tied=True), params=params)
+
+
 def score_token_ids(model: RewardModel, rows: Sequence[Sequence[int]]) -> list[float]:
   """w·h per row of token ids, with h the final hidden state of the row's last token, in float32.
 
@@ -99,13 +122,14 @@ def score(prompts: Sequence[Any], completions: Sequence[Any], *, folder: str) ->
   """
   model = _load_cached(folder)
   texts = [
-    _conversation(model.tokenizer, prompt, completion)
+    conversation(model.tokenizer, prompt, completion)
     for prompt, completion in zip(prompts, completions, strict=True)
   ]
   return score_token_ids(model, [model.tokenizer.encode(text) for text in texts])
 
 
-def _conversation(codec: tokenizer.Tokenizer, prompt: Any, completion: Any) -> str:
+def conversation(codec: tokenizer.Tokenizer, prompt: Any, completion: Any) -> str:
+  """The text that is scored: both messages or both text; special tokens that the completion spells are removed."""
   if isinstance(completion, str):
     return prompt + _without_special_tokens(codec, completion)
   messages = [dict(m, content=_without_special_tokens(codec, m['content'])) for m in completion]
@@ -139,17 +163,21 @@ def _without_special_tokens(codec: tokenizer.Tokenizer, text: str) -> str:
 _load_cached = functools.lru_cache(maxsize=1)(load)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _score_batch(
+def scores(
   config: ModelConfig,
   params: Params,
-  head_D: np.ndarray,
-  tokens_BxS: np.ndarray,
-  length_B: np.ndarray,
+  head_D: Array,
+  tokens_BxS: Array,
+  length_B: Array,
+  **options: Any,
 ) -> jax.Array:
+  """The scores [B] in float32 of rows padded on the right; `options` are those of `decoder.apply`."""
   B, S = tokens_BxS.shape
   positions_BxS = jnp.broadcast_to(jnp.arange(S), (B, S))
   mask_BxSxS = decoder.causal(positions_BxS < length_B[:, None])
-  hidden_BxSxD, *_ = decoder.apply(config, params, tokens_BxS, positions_BxS, mask_BxSxS)
+  hidden_BxSxD, *_ = decoder.apply(config, params, tokens_BxS, positions_BxS, mask_BxSxS, **options)
   last_BxD = jnp.take_along_axis(hidden_BxSxD, length_B[:, None, None] - 1, axis=1)[:, 0]
-  return last_BxD @ head_D
+  return last_BxD.astype(jnp.float32) @ head_D
+
+
+_score_batch = jax.jit(scores, static_argnums=0)

@@ -1,0 +1,176 @@
+"""The update of a reward model on pairs: the Bradley–Terry loss of a decoder's scalar head."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from jaxrl_llm.config.schema import Config
+from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner.optimizer import Schedule, make_optimizer
+from jaxrl_llm.learner.precision import compute_dtype
+from jaxrl_llm.learner.rollout_from_config import on_cpu
+from jaxrl_llm.models import reward_model
+from jaxrl_llm.types import Array, Metrics, ModelConfig, Params
+
+_TOKENS, _CPU_TOKENS = 8192, 256  # of one gradient-accumulation pass on a device, unless the config has a number
+_SUMS = ('loss', 'accuracy', 'margin', 'mean_reward')
+
+
+class Pairs(NamedTuple):
+  """N pairs of token rows: index 0 of the second axis is the preferred one."""
+
+  tokens_Nx2xS: Array  # padded on the right
+  length_Nx2: Array
+  margin_N: Array  # least difference of the scores
+
+
+class PairSpec(NamedTuple):
+  """All that is fixed while a reward model is trained."""
+
+  model: ModelConfig
+  optimizer: optax.GradientTransformation
+  schedule: Schedule
+  center: float
+  dtype: str  # of compute
+  remat: bool
+  microbatch_tokens: int
+  mesh: Mesh
+  rules: sharding.Rules
+
+
+class State(NamedTuple):
+  """A reward model and its optimizer."""
+
+  params: Params  # {'decoder': …, 'score': {'kernel': [D]}}
+  opt_state: optax.OptState
+
+
+def make_spec(config: Config, model: ModelConfig, mesh: Mesh) -> PairSpec:
+  """The specification of `config`. Raises UserError as `make_optimizer`."""
+  remat, cpu = config.learner.remat, on_cpu(mesh)
+  optimizer, schedule = make_optimizer(config.optimizer, config.steps, seed=config.seed)
+  return PairSpec(
+    model=model,
+    optimizer=optimizer,
+    schedule=schedule,
+    center=config.reward_model.center,
+    dtype=compute_dtype(config, cpu),
+    remat=remat if isinstance(remat, bool) else not cpu,
+    microbatch_tokens=config.learner.microbatch_tokens or (_CPU_TOKENS if cpu else _TOKENS),
+    mesh=mesh,
+    rules=sharding.rules(config.mesh.rules),
+  )
+
+
+def pair_loss(score_Nx2: Array, margin_N: Array, center: float) -> jax.Array:
+  """−log σ(r₀ − r₁ − margin) + center·(r₀ + r₁)² for each pair. arXiv:2204.05862, arXiv:2312.09244 (center)."""
+  chosen_N, rejected_N = score_Nx2[:, 0], score_Nx2[:, 1]
+  likelihood_N = jax.nn.log_sigmoid(chosen_N - rejected_N - margin_N)
+  return center * (chosen_N + rejected_N) ** 2 - likelihood_N
+
+
+def init_state(spec: PairSpec, params: Params, seed: int) -> State:
+  """A decoder's weights on the mesh, and a new head drawn from N(0, 0.02²), as transformers does."""
+  head_D = 0.02 * jax.random.normal(jax.random.key(seed), (spec.model.width,))
+  weights = dict(decoder=params, score=dict(kernel=head_D))
+  weights = sharding.put(weights, sharding.layout(weights, spec.mesh, spec.rules))
+  make = functools.partial(_first_state, spec)
+  shapes = jax.eval_shape(make, weights)
+  return jax.jit(make, out_shardings=sharding.layout(shapes, spec.mesh, spec.rules))(weights)
+
+
+def abstract_state(spec: PairSpec, params: Params) -> State:
+  """Shapes and shardings of `init_state`; nothing is allocated."""
+  head_D = jax.ShapeDtypeStruct((spec.model.width,), jnp.float32)
+  weights = dict(decoder=params, score=dict(kernel=head_D))
+  shapes = jax.eval_shape(functools.partial(_first_state, spec), weights)
+  place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
+  return jax.tree.map(place, shapes, sharding.layout(shapes, spec.mesh, spec.rules))
+
+
+def _first_state(spec: PairSpec, weights: Params) -> State:
+  params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), weights)
+  return State(params, spec.optimizer.init(params))
+
+
+def compile_update(spec: PairSpec) -> Callable[[State, Pairs], tuple[State, Metrics]]:
+  """One optimizer step on the mean loss of the pairs; the state is donated, and unchanged for a non-finite gradient."""
+  run = functools.partial(_on_mesh(spec, _update), spec)
+  return jax.jit(run, donate_argnums=0)
+
+
+def compile_scores(spec: PairSpec) -> Callable[[Params, Pairs], jax.Array]:
+  """The scores [N, 2] of pairs."""
+
+  def run(params: Params, pairs: Pairs) -> jax.Array:
+    parts = _microbatches(spec, pairs)
+    score_MxCx2 = jax.lax.map(functools.partial(_scores, spec, params), parts)
+    return score_MxCx2.reshape(-1, 2)
+
+  return jax.jit(_on_mesh(spec, run))
+
+
+def _update(spec: PairSpec, state: State, pairs: Pairs) -> tuple[State, Metrics]:
+  count = len(pairs.margin_N)
+
+  def loss(params: Params, part: Pairs) -> tuple[jax.Array, Metrics]:
+    score_Cx2 = _scores(spec, params, part)
+    total = pair_loss(score_Cx2, part.margin_N, spec.center).sum() / count
+    gap_C = score_Cx2[:, 0] - score_Cx2[:, 1]
+    sums = total, (gap_C > 0).sum() / count, gap_C.sum() / count, score_Cx2.sum() / (2 * count)
+    return total, dict(zip(_SUMS, sums, strict=True))
+
+  def add(total: Any, part: Pairs) -> tuple[Any, None]:
+    part_total = jax.grad(loss, has_aux=True)(state.params, part)
+    return jax.tree.map(jnp.add, total, part_total), None
+
+  start = jax.tree.map(jnp.zeros_like, state.params), dict.fromkeys(_SUMS, jnp.float32(0))
+  (grads, metrics), _ = jax.lax.scan(add, start, _microbatches(spec, pairs))
+  norm = optax.tree.norm(grads)
+  updates, opt_state = spec.optimizer.update(grads, state.opt_state, state.params)
+  trained = State(optax.apply_updates(state.params, updates), opt_state)
+  state = jax.tree.map(lambda new, old: jnp.where(jnp.isfinite(norm), new, old), trained, state)
+  return state, metrics | dict(grad_norm=norm)
+
+
+def _scores(spec: PairSpec, params: Params, part: Pairs) -> jax.Array:
+  """The scores [C, 2] of one microbatch."""
+  C, _, S = part.tokens_Nx2xS.shape
+  score_B = reward_model.scores(
+    spec.model,
+    params['decoder'],
+    params['score']['kernel'],
+    part.tokens_Nx2xS.reshape(2 * C, S),
+    part.length_Nx2.reshape(2 * C),
+    dtype=spec.dtype,
+    remat=spec.remat,
+    gather=sharding.layer_gather(spec.mesh, spec.rules),
+  )
+  return score_B.reshape(C, 2)
+
+
+def _microbatches(spec: PairSpec, pairs: Pairs) -> Pairs:
+  """The pairs as [M, C, …] with C the largest divisor of N that microbatch_tokens and the row shards allow."""
+  N, _, S = pairs.tokens_Nx2xS.shape
+  shards = sharding.rows_shards(spec.mesh, sharding.UPDATE_ROWS)
+  room = max(spec.microbatch_tokens // (2 * S), 1) * shards
+  C = max(c for c in range(1, N + 1) if N % c == 0 and (c <= room or c == 1))
+  return jax.tree.map(lambda x: x.reshape(N // C, C, *x.shape[1:]), pairs)
+
+
+def _on_mesh(spec: PairSpec, fn: Callable) -> Callable:
+  """`fn` within the abstract mesh, which activation constraints look up."""
+
+  @functools.wraps(fn)
+  def run(*arguments: Any) -> Any:
+    with jax.sharding.use_abstract_mesh(spec.mesh.abstract_mesh):
+      return fn(*arguments)
+
+  return run
