@@ -245,6 +245,13 @@ class SftConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
+class RewardModelConfig(Section):
+  """--mode=reward_model: the loss on pairs of completions."""
+
+  center: float = 0.0  # coefficient of (sum of a pair's two scores)², which keeps scores near 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Config(Section):
   """The configuration of a run."""
 
@@ -279,6 +286,7 @@ class Config(Section):
   mesh: MeshConfig = MeshConfig()
   processes: ProcessesConfig = ProcessesConfig()
   sft: SftConfig = SftConfig()
+  reward_model: RewardModelConfig = RewardModelConfig()
 
   @property
   def longest_prompt_tokens(self) -> int:

@@ -40,7 +40,9 @@ def load_pairs(data: DataConfig, held_out: int) -> tuple[list[Row], list[Row]]:
     training_rows, held_out_rows = files.split(rows, held_out, data.seed, where)
   else:
     eval_where = f'config.data.eval_path={data.eval_path!r}'
-    held_out_rows = files.choose(_read(data.eval_path, 'config.data.eval_path'), held_out, data.seed)
+    held_out_rows = files.choose(
+      _read(data.eval_path, 'config.data.eval_path'), held_out, data.seed
+    )
     training_rows = files.without_questions(rows, held_out_rows, where, eval_where)
   return files.first(training_rows, data.size, where), held_out_rows
 
@@ -68,7 +70,9 @@ def to_pair(record: JsonValue, where: str) -> Row:
       f"{where} mixes text and messages; write 'prompt', 'chosen' and 'rejected' all as text, or all as messages."
     )
   if chosen == rejected:
-    raise UserError(f"{where}: 'chosen' and 'rejected' are equal, which is no preference; remove it.")
+    raise UserError(
+      f"{where}: 'chosen' and 'rejected' are equal, which is no preference; remove it."
+    )
   extra: JsonObject = dict(chosen=chosen, rejected=rejected, margin=_margin(record, where))
   row = make_row('preferences', prompt, json.dumps([chosen, rejected], sort_keys=True), extra)
   return row._replace(answer='')

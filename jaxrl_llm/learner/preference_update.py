@@ -16,10 +16,10 @@ from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner.optimizer import Schedule, make_optimizer
 from jaxrl_llm.learner.precision import compute_dtype
 from jaxrl_llm.learner.rollout_from_config import on_cpu
+from jaxrl_llm.learner.spec_from_config import microbatch_tokens
 from jaxrl_llm.models import reward_model
 from jaxrl_llm.types import Array, Metrics, ModelConfig, Params
 
-_TOKENS, _CPU_TOKENS = 8192, 256  # of one gradient-accumulation pass on a device, unless the config has a number
 _SUMS = ('loss', 'accuracy', 'margin', 'mean_reward')
 
 
@@ -63,14 +63,14 @@ def make_spec(config: Config, model: ModelConfig, mesh: Mesh) -> PairSpec:
     center=config.reward_model.center,
     dtype=compute_dtype(config, cpu),
     remat=remat if isinstance(remat, bool) else not cpu,
-    microbatch_tokens=config.learner.microbatch_tokens or (_CPU_TOKENS if cpu else _TOKENS),
+    microbatch_tokens=microbatch_tokens(config, mesh),
     mesh=mesh,
     rules=sharding.rules(config.mesh.rules),
   )
 
 
 def pair_loss(score_Nx2: Array, margin_N: Array, center: float) -> jax.Array:
-  """−log σ(r₀ − r₁ − margin) + center·(r₀ + r₁)² for each pair. arXiv:2204.05862, arXiv:2312.09244 (center)."""
+  """−log σ(r₀ − r₁ − margin) + center·(r₀ + r₁)² for each pair. arXiv:2203.02155, arXiv:2312.09244 (center)."""
   chosen_N, rejected_N = score_Nx2[:, 0], score_Nx2[:, 1]
   likelihood_N = jax.nn.log_sigmoid(chosen_N - rejected_N - margin_N)
   return center * (chosen_N + rejected_N) ** 2 - likelihood_N
@@ -161,7 +161,8 @@ def _microbatches(spec: PairSpec, pairs: Pairs) -> Pairs:
   N, _, S = pairs.tokens_Nx2xS.shape
   shards = sharding.rows_shards(spec.mesh, sharding.UPDATE_ROWS)
   room = max(spec.microbatch_tokens // (2 * S), 1) * shards
-  C = max(c for c in range(1, N + 1) if N % c == 0 and (c <= room or c == 1))
+  sizes = (c for c in range(1, N + 1) if N % c == 0 and (c <= room or c == 1))
+  C = max(sizes, key=lambda c: (c % shards == 0, c))
   return jax.tree.map(lambda x: x.reshape(N // C, C, *x.shape[1:]), pairs)
 
 
