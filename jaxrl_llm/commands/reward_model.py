@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from jaxrl_llm.checkpointing import storage
 from jaxrl_llm.commands import run_config, targets
 from jaxrl_llm.commands.processes import Processes
-from jaxrl_llm.models.export import DTYPES
 from jaxrl_llm.types import UserError
 
 
@@ -25,12 +24,14 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str], processes: Proc
   folder = arguments.to or os.path.join(arguments.workdir, 'export')
   if storage.is_remote(folder):
     raise UserError(f'--mode=reward_model writes a local folder, not {folder}; name one with --to.')
+  # Imported late: --help and a misspelled flag do not wait for jax.
+  from jaxrl_llm.models.export import DTYPES
+
   if arguments.dtype not in DTYPES:
     raise UserError(f'--dtype={arguments.dtype!r} is unknown; choose one of: {", ".join(DTYPES)}.')
   targets.check_folder('to', folder)
   config = run_config.load_any(arguments, overrides)
   processes.join(arguments, config)
-  # Imported late: --help and a misspelled flag do not wait for jax.
   from jaxrl_llm.runner import reward_training
 
   reward_training.run(config, arguments.workdir, folder, arguments.dtype)

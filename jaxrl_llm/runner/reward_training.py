@@ -106,6 +106,8 @@ def _check_settings(config: Config) -> None:
         f'config.{name}={value} has no effect with --mode=reward_model, which trains all weights on pairs alone; '
         f'set --config.{name}=0.'
       )
+  if not config.steps:
+    raise UserError('config.steps=0 trains nothing with --mode=reward_model; set at least 1.')
   if jax.process_count() > 1:
     raise UserError(
       f'--mode=reward_model runs in one process, and there are {jax.process_count()}; start one.'
