@@ -20,7 +20,7 @@ from jaxrl_llm.learner.spec_from_config import microbatch_tokens
 from jaxrl_llm.models import reward_model
 from jaxrl_llm.types import Array, Metrics, ModelConfig, Params
 
-_SUMS = ('loss', 'accuracy', 'margin', 'mean_reward')
+_SUMS = tuple(f'reward_model/{name}' for name in ('loss', 'accuracy', 'margin', 'mean_reward'))
 
 
 class Pairs(NamedTuple):
@@ -137,7 +137,7 @@ def _update(spec: PairSpec, state: State, pairs: Pairs) -> tuple[State, Metrics]
   updates, opt_state = spec.optimizer.update(grads, state.opt_state, state.params)
   trained = State(optax.apply_updates(state.params, updates), opt_state)
   state = jax.tree.map(lambda new, old: jnp.where(jnp.isfinite(norm), new, old), trained, state)
-  return state, metrics | dict(grad_norm=norm)
+  return state, metrics | {'actor/grad_norm': norm}
 
 
 def _scores(spec: PairSpec, params: Params, part: Pairs) -> jax.Array:

@@ -24,9 +24,7 @@ from jaxrl_llm.types import Array, Model, ModelConfig, Params, Settings, UserErr
 
 _HEAD = 'score.weight'
 _BATCH_ROWS = 8
-_MIN_TOKENS = (
-  32  # of a padded row; longer rows are padded to a power of two, which compiles few shapes
-)
+_MIN_TOKENS = 32  # of a padded row
 
 
 class RewardModel(NamedTuple):
@@ -104,7 +102,7 @@ def score_token_ids(model: RewardModel, rows: Sequence[Sequence[int]]) -> list[f
   scores: list[float] = []
   for start in range(0, len(rows), _BATCH_ROWS):
     batch = rows[start : start + _BATCH_ROWS]
-    width = max(_MIN_TOKENS, 2 ** math.ceil(math.log2(max(map(len, batch)))))
+    width = padded_tokens(batch)
     tokens_BxS = np.zeros((_BATCH_ROWS, width), np.int32)
     length_B = np.ones(_BATCH_ROWS, np.int32)
     for b, ids in enumerate(batch):
@@ -112,6 +110,11 @@ def score_token_ids(model: RewardModel, rows: Sequence[Sequence[int]]) -> list[f
     score_B = _score_batch(model.config, model.params, model.head_D, tokens_BxS, length_B)
     scores += np.asarray(score_B)[: len(batch)].tolist()
   return scores
+
+
+def padded_tokens(rows: Sequence[Sequence[int] | np.ndarray]) -> int:
+  """The width that rows are padded to: a power of two, which compiles few shapes."""
+  return max(_MIN_TOKENS, 2 ** math.ceil(math.log2(max(map(len, rows)))))
 
 
 def score(prompts: Sequence[Any], completions: Sequence[Any], *, folder: str) -> list[float]:

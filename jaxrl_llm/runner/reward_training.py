@@ -146,7 +146,7 @@ def batch(job: Job, index: int) -> Pairs:
 
 def _stacked(pairs: Sequence[Encoded]) -> Pairs:
   rows = [ids for pair in pairs for ids in (pair.chosen, pair.rejected)]
-  width = max(_MIN_TOKENS, 2 ** math.ceil(math.log2(max(map(len, rows)))))
+  width = reward_model.padded_tokens(rows)
   tokens_BxS, length_B = data.pad_rows(rows, width)
   margin_N = np.array([pair.margin for pair in pairs], np.float32)
   return Pairs(tokens_BxS.reshape(-1, 2, width), length_B.reshape(-1, 2), margin_N)
@@ -170,7 +170,9 @@ def _train(
   ):
     for index in range(start, config.steps):
       state, metrics = update(state, batch(job, index))
-      log.write(_row(job, index, metrics))
+      row = _row(job, index, metrics)
+      log.write(row)
+      screen.step(row)
       done = index + 1
       if handler.requested or done % config.checkpoint.every == 0 or done == config.steps:
         saver.save(done, state, _host_state(job, done))
@@ -183,8 +185,8 @@ def _train(
 
 def _row(job: Job, index: int, metrics: Metrics) -> dict[str, float]:
   """A row of metrics.jsonl. Raises UserError for a gradient that is not finite; the state is then unchanged."""
-  row = {f'reward_model/{name}': float(value) for name, value in metrics.items()}
-  if not math.isfinite(row['reward_model/grad_norm']):
+  row = {name: float(value) for name, value in metrics.items()}
+  if not math.isfinite(row['actor/grad_norm']):
     raise UserError(
       f'the gradient of step {index} is not finite; lower --config.optimizer.learning_rate='
       f'{job.config.optimizer.learning_rate}, and start another --workdir.'
@@ -209,10 +211,10 @@ def _evaluator(job: Job, directory: run_dir.RunDirectory, screen: console.Consol
     gap_N = score_Nx2[:, 0] - score_Nx2[:, 1]
     metrics = {
       _ACCURACY: float((gap_N > 0).mean()),
-      'val-core/all/margin/pairs': float(gap_N.mean()),
+      'val-aux/pairs/margin': float(gap_N.mean()),
     }
     directory.write_eval(done, dict(step=done, pairs=len(gap_N), metrics=metrics))
-    screen.info(f'step {done}: {metrics[_ACCURACY]:.1%} of {len(gap_N)} held-out pairs are right')
+    screen.evaluation(done, metrics)
     return metrics
 
   return evaluate

@@ -112,11 +112,13 @@ def test_loss_and_gradient_equal_those_of_trl(tmp_path, center, tokens):
   assert got.keys() == want_gradient.keys()
   for name, value in want_gradient.items():
     np.testing.assert_allclose(got[name], value, rtol=0, atol=3e-6, err_msg=name)
-  np.testing.assert_allclose(metrics['loss'], want, rtol=1e-5)
+  np.testing.assert_allclose(metrics['reward_model/loss'], want, rtol=1e-5)
   for name in ('accuracy', 'margin', 'mean_reward'):
-    np.testing.assert_allclose(metrics[name], want_metrics[name], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+      metrics[f'reward_model/{name}'], want_metrics[name], rtol=1e-4, atol=1e-5
+    )
   square = sum((value.astype(np.float64) ** 2).sum() for value in want_gradient.values())
-  np.testing.assert_allclose(metrics['grad_norm'], square**0.5, rtol=1e-5)
+  np.testing.assert_allclose(metrics['actor/grad_norm'], square**0.5, rtol=1e-5)
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing():
@@ -132,5 +134,5 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
   batch = padded(pairs(np.random.default_rng(0)))
   update = preference_update.compile_update(spec)
   after, metrics = update(state, batch._replace(margin_N=np.full(len(LENGTHS), np.nan, 'f4')))
-  assert not np.isfinite(metrics['grad_norm'])
+  assert not np.isfinite(metrics['actor/grad_norm'])
   jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.asarray, after))
