@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from jaxrl_llm.data import files
 from jaxrl_llm.data.row_formats import check, read_prompt
@@ -19,6 +18,7 @@ from jaxrl_llm.types import JsonObject, JsonValue, Row, UserError
 if TYPE_CHECKING:
   from jaxrl_llm.config.schema import DataConfig
 
+_Text: TypeAlias = 'str | list[dict[str, str]]'  # or messages
 _SIDES = ('chosen', 'rejected')
 _NEEDED = "a pair needs 'chosen' and 'rejected', and may have 'prompt' and 'margin'"
 
@@ -85,7 +85,7 @@ def _read(path: str, field: str) -> list[Row]:
   return list(rows.values())
 
 
-def _without_prompt(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
+def _without_prompt(chosen: _Text, rejected: _Text) -> tuple[_Text, _Text, _Text]:
   """(prompt, chosen, rejected), where the prompt is what both begin with: characters of texts, or whole messages."""
   if type(chosen) is not type(rejected):
     return chosen, chosen, rejected  # reported as a mixture
@@ -93,7 +93,7 @@ def _without_prompt(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
   return chosen[:shared], chosen[shared:], rejected[shared:]
 
 
-def _margin(record: Mapping[str, Any], where: str) -> float:
+def _margin(record: JsonObject, where: str) -> float:
   margin = record.get('margin')
   if margin is None:
     return 0.0

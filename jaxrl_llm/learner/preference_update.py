@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -127,7 +127,7 @@ def _update(spec: PairSpec, state: State, pairs: Pairs) -> tuple[State, Metrics]
     sums = total, (gap_C > 0).sum() / count, gap_C.sum() / count, score_Cx2.sum() / (2 * count)
     return total, dict(zip(_SUMS, sums, strict=True))
 
-  def add(total: Any, part: Pairs) -> tuple[Any, None]:
+  def add(total: Params, part: Pairs) -> tuple[Params, None]:
     part_total = jax.grad(loss, has_aux=True)(state.params, part)
     return jax.tree.map(jnp.add, total, part_total), None
 
@@ -170,7 +170,7 @@ def _on_mesh(spec: PairSpec, fn: Callable) -> Callable:
   """`fn` within the abstract mesh, which activation constraints look up."""
 
   @functools.wraps(fn)
-  def run(*arguments: Any) -> Any:
+  def run(*arguments):
     with jax.sharding.use_abstract_mesh(spec.mesh.abstract_mesh):
       return fn(*arguments)
 

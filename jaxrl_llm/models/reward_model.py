@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -172,13 +172,25 @@ def scores(
   head_D: Array,
   tokens_BxS: Array,
   length_B: Array,
-  **options: Any,
+  *,
+  dtype: str = 'float32',
+  remat: bool = False,
+  gather: Callable[[Params], Params] | None = None,
 ) -> jax.Array:
-  """The scores [B] in float32 of rows padded on the right; `options` are those of `decoder.apply`."""
+  """The scores [B] in float32 of rows padded on the right; `dtype`, `remat` and `gather` as for `decoder.apply`."""
   B, S = tokens_BxS.shape
   positions_BxS = jnp.broadcast_to(jnp.arange(S), (B, S))
   mask_BxSxS = decoder.causal(positions_BxS < length_B[:, None])
-  hidden_BxSxD, *_ = decoder.apply(config, params, tokens_BxS, positions_BxS, mask_BxSxS, **options)
+  hidden_BxSxD, *_ = decoder.apply(
+    config,
+    params,
+    tokens_BxS,
+    positions_BxS,
+    mask_BxSxS,
+    dtype=dtype,
+    remat=remat,
+    gather=gather,
+  )
   last_BxD = jnp.take_along_axis(hidden_BxSxD, length_B[:, None, None] - 1, axis=1)[:, 0]
   return last_BxD.astype(jnp.float32) @ head_D
 
