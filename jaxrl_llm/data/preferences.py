@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from typing import TYPE_CHECKING, TypeAlias
 
 from jaxrl_llm.data import files
@@ -89,7 +88,8 @@ def _without_prompt(chosen: _Text, rejected: _Text) -> tuple[_Text, _Text, _Text
   """(prompt, chosen, rejected), where the prompt is what both begin with: characters of texts, or whole messages."""
   if type(chosen) is not type(rejected):
     return chosen, chosen, rejected  # reported as a mixture
-  shared = len(os.path.commonprefix([chosen, rejected]))
+  pairs = enumerate(zip(chosen, rejected, strict=False))
+  shared = next((i for i, (a, b) in pairs if a != b), min(len(chosen), len(rejected)))
   return chosen[:shared], chosen[shared:], rejected[shared:]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import types
 
 import jax
@@ -10,10 +11,11 @@ import numpy as np
 import optax
 import pytest
 
+from jaxrl_llm import models
 from jaxrl_llm.config import loading, schema
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import preference_update
-from jaxrl_llm.models import export, reward_model
+from jaxrl_llm.models import export, huggingface, reward_model
 from jaxrl_llm.types import Model
 
 torch = pytest.importorskip('torch')
@@ -87,9 +89,10 @@ def test_loss_and_gradient_equal_those_of_trl(tmp_path, center, tokens):
   other = random_model(tmp_path)
   rows = pairs(np.random.default_rng(1))
   want, want_metrics, want_gradient = trl(other, rows, center)
-  config, _ = reward_model.huggingface.read_config(str(tmp_path))
-  params = reward_model.huggingface.load_params(str(tmp_path), config, ('score.weight',))
-  model = reward_model.without_language_head(Model(config, params, None, str(tmp_path)))
+  config, _ = huggingface.read_config(str(tmp_path))
+  config = dataclasses.replace(config, tied=True)
+  params = huggingface.load_params(str(tmp_path), config, ('score.weight',))
+  model = Model(config, params, None, str(tmp_path))
   spec = preference_update.PairSpec(
     model=model.config,
     optimizer=optax.sgd(1.0),
@@ -101,7 +104,7 @@ def test_loss_and_gradient_equal_those_of_trl(tmp_path, center, tokens):
     mesh=sharding.make_mesh(schema.MeshConfig(fsdp=1), jax.devices()[:1]),
     rules=sharding.RULES,
   )
-  head_D = reward_model.huggingface.load_tensor(str(tmp_path), 'score.weight', (1, 32))[0]
+  head_D = huggingface.load_tensor(str(tmp_path), 'score.weight', (1, 32))[0]
   before = dict(decoder=model.params, score=dict(kernel=head_D))
   state = preference_update.State(before, spec.optimizer.init(before))
   state = jax.tree.map(jax.numpy.array, state)
@@ -124,8 +127,6 @@ def test_loss_and_gradient_equal_those_of_trl(tmp_path, center, tokens):
 def test_a_gradient_that_is_not_finite_changes_nothing():
   c = schema.typed(loading.load('', ['--config.learner.microbatch_tokens=128', '--config.steps=1']))
   sizes = schema.ScratchConfig(width=16, layers=1, heads=2, kv_heads=1, mlp=32, max_tokens=64)
-  from jaxrl_llm import models
-
   model = reward_model.without_language_head(models.load('scratch', scratch=sizes))
   mesh = sharding.make_mesh(schema.MeshConfig(fsdp=1), jax.devices()[:1])
   spec = preference_update.make_spec(c, model.config, mesh)
