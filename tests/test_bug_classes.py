@@ -178,3 +178,13 @@ def test_no_text_of_a_model_or_a_file_is_executed():
       for keyword in node.keywords:
         value = getattr(keyword.value, 'value', None)
         assert not (keyword.arg in ('shell', 'allow_pickle') and value is not False), name
+
+
+def test_no_pattern_repeats_a_group_possessively():
+  # Python before 3.11.5 mismatches '(?:…)*+' (CPython gh-106052); an atomic group does the same.
+  found = []
+  for path in (ROOT / 'jaxrl_llm').rglob('*.py'):
+    constants = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
+    texts = [node.value for node in constants if isinstance(node.value, str)]
+    found += [(path.name, text) for text in texts if re.search(r'(?<!\\)\)[*+?]\+', text)]
+  assert not found

@@ -35,8 +35,8 @@ _TOKEN = re.compile(r'\s*([^\s${}]+(?:\{[^{}\s]*\})*)')
 
 # Text between two boxes that offers both; a correction, 'no:' or 'or rather', does not.
 _OFFERED = re.compile(
-  r'(?:[\s$*.]|\\[()\[\],;: ]|\\q?quad)*+(?:,?\s?(?:and|or|and/or|&|alternatively)\b|[,;/&])'
-  r'(?:[\s$*(]|\\[()\[\],;: ]|\\q?quad|(?:maybe|perhaps|possibly|also|even|option)\b)*+'
+  r'(?>(?:[\s$*.]|\\[()\[\],;: ]|\\q?quad)*)(?:,?\s?(?:and|or|and/or|&|alternatively)\b|[,;/&])'
+  r'(?>(?:[\s$*(]|\\[()\[\],;: ]|\\q?quad|(?:maybe|perhaps|possibly|also|even|option)\b)*)'
 )
 
 

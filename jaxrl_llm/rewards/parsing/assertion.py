@@ -72,8 +72,8 @@ _TOKEN = re.compile(
 )
 # A list of options or numbers, which a comma does not divide: 'not A, B, or C'.
 _LIST = re.compile(
-  r"""(?:[\s,$*`"'“”‘’()\[\]{}]|(?i:or|and|nor|option|choice|answer|even|the|of)\b"
-  r"|[A-Za-z](?![A-Za-z])|-?[0-9]++(?:[./][0-9]++)?)*+"""
+  r"""(?>(?:[\s,$*`"'“”‘’()\[\]{}]|(?i:or|and|nor|option|choice|answer|even|the|of)\b"
+  r"|[A-Za-z](?![A-Za-z])|-?[0-9]++(?:[./][0-9]++)?)*)"""
 )
 _ITEM_END = re.compile(r'(?:[0-9]|(?<![A-Za-z])[A-Za-z])[\s$*`"\')\]},]*$')
 _STRUCK = re.compile(r'~~[\s*$("]{0,3}$')
@@ -97,9 +97,9 @@ _NO_NOUN = (
 )
 _NOUN = re.compile(rf"\s?{_NO_NOUN}[A-Za-z'’]{{1,12}}(?:\s{_NO_NOUN}[a-z]{{1,12}})?(?=\s)")
 _CHAIN = re.compile(
-  r"""(?i:\s?\b(?:(?:is|was|are|were|would|could|should|does|do|did|ca|wo|must|has|have|need)n['’]t|ca?nnot|is|was|are|were|be|been|being|would|will|could|can|must|should|may|might|does|do|did|has|have|had|to
+  r"""(?>(?i:\s?\b(?:(?:is|was|are|were|would|could|should|does|do|did|ca|wo|must|has|have|need)n['’]t|ca?nnot|is|was|are|were|be|been|being|would|will|could|can|must|should|may|might|does|do|did|has|have|had|to
   |seems?|looks?|appears?|gets?|sounds?|turns?|turned|not|never
-  |both|all|also|just|still|then|now|likely|of\scourse|either|quite|almost|half|\w+ly)\b)++""",
+  |both|all|also|just|still|then|now|likely|of\scourse|either|quite|almost|half|\w+ly)\b)+)""",
   re.X,
 )
 _NEGATIVE = re.compile(r"(?i:\b(?:not|never|cannot)\b(?!\s(?:only|just|merely|yet)\b)|n['’]t\b)")

@@ -20,7 +20,7 @@ _KEY = re.compile(r'["\'](\w[\w ]{0,20})["\'](?=\s?:)')
 _HTML = re.compile(r'</?(?:b|strong|i|em|u|mark|span|p|code|h[1-6])>|~~[^~\n]{1,80}~~', re.I)
 _BREAK = re.compile(r'</?think>|<br ?/?>', re.I)
 _LEADER = re.compile(
-  r'^[ \t]*+(?:(?:#{1,6}|>|[-*+•])[ \t]+)++|^[ \t]*[0-9]{1,2}[.)][ \t]+(?=[(\[]?[A-Z][)\].]?[ \t]*$)',
+  r'^[ \t]*+(?>(?:(?:#{1,6}|>|[-*+•])[ \t]+)+)|^[ \t]*[0-9]{1,2}[.)][ \t]+(?=[(\[]?[A-Z][)\].]?[ \t]*$)',
   re.M,
 )
 _QUOTE = re.compile(r"""[\"“‘'](?=[(\[]?[A-Z][).:\]]\s)""")
@@ -157,7 +157,7 @@ _TEXT = (
 )
 _LED = re.compile(rf'{_LETTER}(?:{_TEXT}|)\s?\b{_JUDGED}')
 _LED_BY_NOUN = re.compile(rf'{_LETTER}(?:{_TEXT}|[^.\n]{{0,30}}?)\s?\b{_JUDGED}')
-_MORE = r'(?:[\s(\[]|maybe|possibly|perhaps|probably|also|both|even|then|or|and|but|else|option|choice|letter)*+'
+_MORE = r'(?>(?:[\s(\[]|maybe|possibly|perhaps|probably|also|both|even|then|or|and|but|else|option|choice|letter)*)'
 # A capital without neighbors, or a small letter in brackets or at the end of a line.
 MENTION = re.compile(r"(?<![A-Za-z'’])(?:[A-Z](?![\w'’+^=°])|[a-z](?=[)\]]|[.!]?\s*$))", re.M)
 _SENTENCE_END = re.compile(r'[.!?]\s+|\n')
@@ -192,7 +192,7 @@ GOES_ON = re.compile(
   rf'\s(?!{REASON}|and\b|or\b|which\b|by\b|if\b|but\b|is\b|was\b|to\b|with\b|not\b'
   rf'|rather\b|instead\b|along\b|together\b|plus\b)[a-z]'
 )
-_HEAD = r'(?:[\s✅✓✔☑]|(?:→|⇒|➡|=>|->|∴))*+'
+_HEAD = r'(?>(?:[\s✅✓✔☑]|(?:→|⇒|➡|=>|->|∴))*)'
 LONE = re.compile(
   r'(?i:(?:so|thus|hence|therefore|i say|i think|i choose|i pick|i vote),?\s)?'
   rf'{_HEAD}[:\s]*(?i:{NOUN})[(\[{{]?\s?([A-Za-z])\s?[)\]}}]?[.:!,]{{0,2}}(?:\s?[✅✓✔☑])?'

@@ -94,8 +94,8 @@ _CONDITION_BEHIND = re.compile(
 )
 
 _GAP = (
-  r"(?:[\s,(]|maybe|perhaps|possibly|even|else|is|it|it's|also|the|answer|[a-zA-Z]\s?=|[$\"'*{}]|\\text|\\\("
-  r'|about|approximately|equivalently|option)*+'
+  r"(?>(?:[\s,(]|maybe|perhaps|possibly|even|else|is|it|it's|also|the|answer|[a-zA-Z]\s?=|[$\"'*{}]|\\text|\\\("
+  r'|about|approximately|equivalently|option)*)'
 )
 _OR_BEHIND = re.compile(
   rf'(?P<unit>[^.;:\d\n]{{0,20}}?)(?:\bor\b|\band/or\b|\balternatively\b){_GAP}(?P<next>[-+]?(?=\\?[.0-9½⅓¼¾]|\\[dt]?frac|√|\\sqrt|\\pi|π))'

@@ -138,12 +138,12 @@ _NO_NAME = re.compile(
   r'[,;<>≤≥≠±]|[!/]$|\\(?:ne|neq|le|leq|ge|geq|lt|gt|pm|in)(?![a-z])|\b(?:or|and|not|if)\b'
 )
 _ARGUMENTS = re.compile(r'\([^()]*\)')
-# Possessive, so that there is one way to match the text around a number.
+# Atomic, so that there is one way to match the text around a number. Python before 3.11.5 mismatches possessive groups.
 _IN_FRONT = re.compile(
-  r'(?:[\s({\[:"\'’]|[A-Za-z]{2,}+[.,:]?(?=[\s:({])|\\(?:quad|qquad|sim|therefore)(?![a-z]))*+'
+  r'(?>(?:[\s({\[:"\'’]|[A-Za-z]{2,}+[.,:]?(?=[\s:({])|\\(?:quad|qquad|sim|therefore)(?![a-z]))*)'
 )
 _BEHIND = re.compile(
-  r"""(?:[\s)}\].:"'’°/*]|\^\{?\s?(?:\\circ|°)\s?\}?|\\(?:circ|degree|quad|qquad)(?![a-z])|[A-Za-zΩμµ]++(?:\^\{?-?[1-9]\}?|[²³])?|(?<=[})])\^\{?-?[1-9]\}?|\((?=\s?[A-Za-z]{2}))*+"""
+  r"""(?>(?:[\s)}\].:"'’°/*]|\^\{?\s?(?:\\circ|°)\s?\}?|\\(?:circ|degree|quad|qquad)(?![a-z])|[A-Za-zΩμµ]++(?:\^\{?-?[1-9]\}?|[²³])?|(?<=[})])\^\{?-?[1-9]\}?|\((?=\s?[A-Za-z]{2}))*)"""
   , re.X)  # fmt: skip
 _LETTERS = re.compile(r'[A-Za-zΩμµ]+')
 _WORDS = re.compile(
