@@ -605,6 +605,15 @@ def kimi(x, s, d):
   return -(tok(d) * (gm(d) * x - 0.1 / 2 * (x - d.behavior) ** 2)).sum()
 
 
+soft_value = by_group(lambda r, n: 0.5 * np.log(np.exp(r / 0.5).mean()))
+
+
+def a_star_po(x, s, d):
+  moved = ((x - d.reference) * d.mask).sum(1)
+  error = 0.3 * moved - (d.reward - soft_value(d)[:, 0])
+  return (error**2).mean() / (2 * 0.3 * 1.5)
+
+
 def vcpo(x, s, d):
   w = np.exp(((s - d.behavior) * d.mask).sum(1))
   a = np.zeros((B, 1))
@@ -1012,6 +1021,18 @@ METHODS = {
       aggregation='token_mean',
     ),
     kimi,
+    value=False,
+  ),
+  'a_star_po': Row(
+    dict(
+      advantage=dict(fn='log_mean_exp', temperature=0.5),
+      ratio='one',
+      trust_region='none',
+      kl=dict(fn='sequence_quadratic', coef=0.3 / 1.5),
+      aggregation='sequence_sum',
+    ),
+    a_star_po,
+    on_policy=False,
     value=False,
   ),
   'dppo_tv': Row(

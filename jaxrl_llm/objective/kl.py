@@ -20,6 +20,7 @@ from jaxrl_llm.objective.token_inputs import (
   needs,
   present,
   requires,
+  row_sum,
 )
 
 
@@ -95,6 +96,19 @@ def quadratic(tokens: Tokens, *, coef: float = 0.1) -> tuple[jax.Array, jax.Arra
   """Value (log π − log π_old)²/2, without a reference policy. arXiv:2501.12599 (Kimi k1.5)."""
   moved = tokens.logp_BxT - tokens.old_BxT
   return -coef * moved, moved**2 / 2
+
+
+@needs('reference')
+def sequence_quadratic(tokens: Tokens, *, coef: float = 0.001) -> tuple[jax.Array, jax.Array]:
+  """Value D²/2 of a row, D = Σ_t (log π − log π_ref), in equal parts at its tokens; c = −coef·D at each.
+
+  With coef = β₂ and an unclipped A of the whole row this is least squares, (A − β₂·D)² / (2·β₂). arXiv:2505.20686
+  (A*-PO).
+  """
+  moved_Bx1 = -row_sum(_gap(tokens), tokens.mask_BxT)
+  length_Bx1 = jnp.maximum(tokens.mask_BxT.sum(1, keepdims=True), 1)
+  shared = jnp.ones_like(tokens.logp_BxT)
+  return -coef * moved_Bx1 * shared, moved_Bx1**2 / 2 / length_Bx1 * shared
 
 
 @needs('rows')

@@ -226,6 +226,14 @@ def test_on_policy_k1_as_a_loss_has_no_gradient():
   )
 
 
+def test_on_policy_the_square_of_whole_rows_has_the_gradient_of_their_kl():
+  """Of KL(π ‖ ref) over answers, which includes that of the prefixes."""
+  kl = lambda t: (chance(t) * (logp(t) - logp(REFERENCE)).sum(1)).sum()  # noqa: E731
+  got = expected(THETA, ZERO, **RAW, kl=dict(fn='sequence_quadratic', coef=1.0))
+  np.testing.assert_allclose(got, -jax.grad(kl)(jnp.asarray(THETA)), atol=1e-12)
+  assert np.abs(got + divergence(THETA)).max() > 1e-2
+
+
 @pytest.mark.parametrize('name', ['k1', 'k2', 'k3', 'k3_straight', 'ratio_k1', 'ratio_k3'])
 def test_off_policy_only_the_corrected_kls_keep_their_gradient(name):
   got = expected(BEHAVIOR, ZERO, **RAW, kl=dict(fn=name, coef=1.0))

@@ -21,6 +21,7 @@ GOLDENS = {
   'vcpo': ('vcpo', set()),
   'adora': ('adora', {'advantage.right', 'advantage.long_tokens', 'aggregation'}),
   'rlep': ('rlep', set()),
+  'a_star_po': ('a_star_po', {'kl.coef'}),
   'hpt': ('hpt', {'sft_loss.weight'}),
   'spear': ('spear', set()),
   'sdpo': ('sdpo', {'distillation.prompt_tokens'}),
@@ -64,3 +65,9 @@ def test_sfpo_has_the_settings_of_its_golden():
     == inner_steps.slow_fast(**golden.SETTINGS)
     == inner_steps.slow_fast()
   )
+
+
+def test_a_star_po_has_the_regularization_of_the_official_code():
+  """Advantage and penalty are both over 1 + β₁."""
+  own = configs.load('a_star_po').objective
+  assert own.kl.coef * (1 + own.advantage.temperature) == pytest.approx(1e-3)
