@@ -249,7 +249,8 @@ class SftConfig(Section):
 class RewardModelConfig(Section):
   """--mode=reward_model: the loss on pairs of completions."""
 
-  center: float = 0.0  # coefficient of (sum of a pair's two scores)², which keeps scores near 0
+  # of (r_chosen + r_rejected)² in the loss, which keeps rewards near 0, as in TRL
+  center_rewards_coefficient: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,24 +25,16 @@ _NEEDED = "a pair needs 'chosen' and 'rejected', and may have 'prompt' and 'marg
 def load_pairs(data: DataConfig, held_out: int) -> tuple[list[Row], list[Row]]:
   """(training rows, held-out rows) of the file data.path, with `chosen`, `rejected` and `margin` in `extra`.
 
-  `held_out` prompts with one pair each come from data.eval_path, or from a seeded split of at most a fifth of the
-  prompts; no prompt is in both sets. Raises UserError with the number of the line for a row that is no pair.
+  At most `held_out` pairs come from data.eval_path, or from a seeded split of at most a fifth of the prompts, one of
+  each; no prompt is in both sets. Raises UserError with the number of the line for a row that is no pair.
   """
   if data.source != 'jsonl':
     raise UserError(
       f'config.data.source={data.source!r} has no pairs for a reward model; set --config.data.source=jsonl '
       '--config.data.path=pairs.jsonl.'
     )
-  where = f'config.data.path={data.path!r}'
-  rows = _read(data.path, 'config.data.path')
-  if not data.eval_path:
-    training_rows, held_out_rows = files.split(rows, held_out, data.seed, where)
-  else:
-    eval_where = f'config.data.eval_path={data.eval_path!r}'
-    held_out_rows = files.choose(
-      _read(data.eval_path, 'config.data.eval_path'), held_out, data.seed
-    )
-    training_rows = files.without_questions(rows, held_out_rows, where, eval_where)
+  where, rows = f'config.data.path={data.path!r}', _read(data.path, 'config.data.path')
+  training_rows, held_out_rows = files.separate(rows, _read, data, held_out, where)
   return files.first(training_rows, data.size, where), held_out_rows
 
 

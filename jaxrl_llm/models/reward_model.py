@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -66,15 +66,25 @@ def _load_without_params(folder: str) -> RewardModel:
   return RewardModel(config, {}, head_1xD[0], tokenizer.from_folder(folder, raw))
 
 
-def save(folder: str, model: Model, head_D: np.ndarray, *, dtype: str, card: str = '') -> None:
+def save(
+  folder: str,
+  model: Model,
+  head_D: np.ndarray,
+  *,
+  dtype: str,
+  last_ids: Container[int] = (),
+  card: str = '',
+) -> None:
   """Write a decoder and its head for one score as a folder of …ForSequenceClassification, which `load` reads.
 
-  Raises UserError as `export.staged_folder` does.
+  `last_ids` are tokens with which conversations end. Raises UserError as `export.staged_folder` does.
   """
   raw = export.config_json(model, dtype)
   architecture = raw['architectures'][0].replace('ForCausalLM', 'ForSequenceClassification')
-  # transformers reads the score at the last token that is no padding, and counts labels by their names.
-  raw |= dict(architectures=[architecture], pad_token_id=model.tokenizer.pad_id)
+  # transformers reads the score at the last token that is no padding, or without a padding token at the last one, of
+  # one conversation at a time. It counts labels by their names.
+  pad = model.tokenizer.pad_id
+  raw |= dict(architectures=[architecture], pad_token_id=None if pad in last_ids else pad)
   raw |= dict(id2label={'0': 'LABEL_0'}, label2id={'LABEL_0': 0})
   with export.staged_folder(folder, dtype, card) as part:
     export.write_json(part, 'config.json', raw)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,22 +13,21 @@ import numpy as np
 from absl import logging
 
 from jaxrl_llm import data, models
-from jaxrl_llm.checkpointing import checkpoint, metrics_log, run_dir, storage
+from jaxrl_llm.checkpointing import checkpoint, config_changes, metrics_log, run_dir, storage
 from jaxrl_llm.config import validation
-from jaxrl_llm.config.schema import Config, typed
+from jaxrl_llm.config.schema import Config
 from jaxrl_llm.config.validation import ConfigLike
 from jaxrl_llm.distributed import preemption, sharding
 from jaxrl_llm.learner import preference_update
 from jaxrl_llm.learner.preference_update import Pairs, PairSpec, State
 from jaxrl_llm.models import positions, reward_model
-from jaxrl_llm.monitoring import console
-from jaxrl_llm.runner import resume, validate
+from jaxrl_llm.monitoring import console, trackers
+from jaxrl_llm.runner import resume, run_logger, validate
 from jaxrl_llm.types import Metrics, Model, Row, UserError
 
-_MIN_TOKENS = (
-  32  # of a padded row; longer rows are padded to a power of two, which compiles few shapes
-)
 _ACCURACY = 'val-core/all/acc/pairs'  # share of the held-out pairs whose preferred completion has the higher score
+# Settings that this mode does not read, and whose effect a user would miss.
+_UNUSED = ('lora.rank', 'sft.steps', 'learner.minibatches', 'learner.passes', 'optimizer.outer.fn')
 
 
 class Job(NamedTuple):
@@ -57,6 +56,7 @@ def run(config: ConfigLike, workdir: str, to: str, dtype: str) -> Metrics:
   """
   job = load(validation.sized(config, jax.devices()))
   config = job.config
+  last_ids = {int(ids[-1]) for pair in job.train for ids in (pair.chosen, pair.rejected)}
   with (
     storage.training(workdir, config.checkpoint.keep) as (root, publisher),
     console.open_console(config.monitoring.console, config.steps) as screen,
@@ -66,16 +66,16 @@ def run(config: ConfigLike, workdir: str, to: str, dtype: str) -> Metrics:
     params = sharding.fetch(state.params)
     model = job.model._replace(params=params['decoder'])
     card = _card(job, held_out)
-    reward_model.save(to, model, params['score']['kernel'], dtype=dtype, card=card)
+    head_D = params['score']['kernel']
+    reward_model.save(to, model, head_D, dtype=dtype, last_ids=last_ids, card=card)
     screen.info(f'the reward model after {config.steps} steps is in {to}')
   return held_out
 
 
 def load(config: Config) -> Job:
   """Load pairs and model. Raises UserError for settings and data that cannot be used."""
-  validate.validate(config)
-  config = typed(config)
   _check_settings(config)
+  validate.validate(config)
   rows, held_out_rows = data.load_pairs(config.data, config.evaluation.prompts)
   model = models.load(config.model, scratch=config.scratch, seed=config.seed)
   limit = config.prompt_tokens + config.completion_tokens
@@ -99,12 +99,13 @@ def load(config: Config) -> Job:
 
 
 def _check_settings(config: Config) -> None:
-  """Raises UserError for settings of other modes whose effect a user would miss."""
-  for name, value in (('lora.rank', config.lora.rank), ('sft.steps', config.sft.steps)):
-    if value:
+  """Raises UserError for settings that this mode cannot honor."""
+  settings, defaults = (config_changes.flatten(json.loads(c.to_json())) for c in (config, Config()))
+  for name in _UNUSED:
+    if settings[name] != defaults[name]:
       raise UserError(
-        f'config.{name}={value} has no effect with --mode=reward_model, which trains all weights on pairs alone; '
-        f'set --config.{name}=0.'
+        f'config.{name}={settings[name]!r} has no effect with --mode=reward_model, which trains all weights on pairs '
+        f'alone; set --config.{name}={defaults[name]}.'
       )
   if not config.steps:
     raise UserError('config.steps=0 trains nothing with --mode=reward_model; set at least 1.')
@@ -166,13 +167,18 @@ def _train(
     checkpoint.Saver(
       directory.checkpoints, config.checkpoint.keep, directory.record_checkpoint
     ) as saver,
-    metrics_log.Writer(directory.metrics, start) as log,
+    trackers.Trackers(
+      config.monitoring.trackers, directory.root, config, start, screen.warn
+    ) as copies,
+    metrics_log.Writer(directory.metrics, start, on_row=copies.log) as log,
   ):
     for index in range(start, config.steps):
+      began = time.perf_counter()
       state, metrics = update(state, batch(job, index))
-      row = _row(job, index, metrics)
+      row = _row(job, index, metrics) | {'timing_s/step': time.perf_counter() - began}
       log.write(row)
       screen.step(row)
+      run_logger.check_skipped(row, config)
       done = index + 1
       if handler.requested or done % config.checkpoint.every == 0 or done == config.steps:
         saver.save(done, state, _host_state(job, done))
@@ -184,13 +190,8 @@ def _train(
 
 
 def _row(job: Job, index: int, metrics: Metrics) -> dict[str, float]:
-  """A row of metrics.jsonl. Raises UserError for a gradient that is not finite; the state is then unchanged."""
+  """A row of metrics.jsonl."""
   row = {name: float(value) for name, value in metrics.items()}
-  if not math.isfinite(row['actor/grad_norm']):
-    raise UserError(
-      f'the gradient of step {index} is not finite; lower --config.optimizer.learning_rate='
-      f'{job.config.optimizer.learning_rate}, and start another --workdir.'
-    )
   return row | {metrics_log.STEP: index, 'actor/lr': float(job.spec.schedule(index))}
 
 
@@ -227,7 +228,7 @@ def _restore(
   newest = checkpoint.latest(directory.checkpoints)
   if newest is None:
     return preference_update.init_state(job.spec, job.model.params, job.config.seed), 0
-  abstract = preference_update.abstract_state(job.spec, job.model.params)
+  abstract = preference_update.abstract_state(job.spec)
   state, host = checkpoint.restore(directory.checkpoints, newest, abstract)
   if host['fingerprint'] != _fingerprint(job):
     raise UserError(

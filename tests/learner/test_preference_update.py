@@ -93,20 +93,20 @@ def test_loss_and_gradient_equal_those_of_trl(tmp_path, center, tokens):
   config = dataclasses.replace(config, tied=True)
   params = huggingface.load_params(str(tmp_path), config, ('score.weight',))
   model = Model(config, params, None, str(tmp_path))
+  mesh = sharding.make_mesh(schema.MeshConfig(fsdp=1), jax.devices()[:1])
   spec = preference_update.PairSpec(
     model=model.config,
     optimizer=optax.sgd(1.0),
     schedule=lambda _: 1.0,
-    center=center or 0.0,
+    center_coef=center or 0.0,
     dtype='float32',
     remat=False,
     microbatch_tokens=tokens,
-    mesh=sharding.make_mesh(schema.MeshConfig(fsdp=1), jax.devices()[:1]),
-    rules=sharding.RULES,
+    layout=preference_update.Layout(mesh, sharding.RULES),
   )
   head_D = huggingface.load_tensor(str(tmp_path), 'score.weight', (1, 32))[0]
   before = dict(decoder=model.params, score=dict(kernel=head_D))
-  state = preference_update.State(before, spec.optimizer.init(before))
+  state = preference_update.State(before, spec.optimizer.init(before), 0)
   state = jax.tree.map(jax.numpy.array, state)
   after, metrics = preference_update.compile_update(spec)(state, padded(rows))
   gradient = jax.tree.map(lambda old, new: np.asarray(old) - new, before, after.params)

@@ -63,7 +63,7 @@ def test_a_preference_is_learned_and_the_folder_has_it(tmp_path):
   config = config_file(tmp_path, steps=150, optimizer=optimizer, checkpoint=dict(every=150))
   run, to = tmp_path / 'run', tmp_path / 'model'
   assert train(config, run, to) == 0
-  assert 0.3 < accuracy(run, 0) < 0.7 and accuracy(run, 150) > 0.9
+  assert accuracy(run, 0) < 0.7 and accuracy(run, 150) > 0.9
   rows = metrics_log.read(str(run / 'metrics.jsonl'))
   losses = [row['reward_model/loss'] for row in rows]
   assert len(losses) == 150 and abs(losses[0] - np.log(2)) < 0.1 and np.mean(losses[-10:]) < 0.3
@@ -114,7 +114,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, monkeypatch):
   assert whole.keys() == parts.keys() and 'score.weight' in whole
   for name, value in whole.items():
     np.testing.assert_array_equal(value, parts[name], err_msg=name)
-  rows = [metrics_log.read(str(tmp_path / name / 'metrics.jsonl')) for name in ('whole', 'parts')]
+  files = [str(tmp_path / name / 'metrics.jsonl') for name in ('whole', 'parts')]
+  rows = [metrics_log.comparable(metrics_log.read(file)) for file in files]
   assert len(rows[0]) == 8 and rows[0] == rows[1]
 
 
@@ -138,10 +139,16 @@ def test_an_epoch_has_every_pair_once(tmp_path):
   [
     ('--config.lora.rank=4', 'config.lora.rank=4 has no effect with --mode=reward_model'),
     ('--config.sft.steps=3', 'config.sft.steps=3 has no effect with --mode=reward_model'),
+    ('--config.learner.passes=2', 'config.learner.passes=2 has no effect'),
+    (
+      '--config.optimizer.outer.fn=slow_fast',
+      "config.optimizer.outer.fn='slow_fast' has no effect with --mode=reward_model, which trains all weights on "
+      'pairs alone; set --config.optimizer.outer.fn=none.',
+    ),
     ('--config.steps=0', 'config.steps=0 trains nothing'),
     (
-      '--config.reward_model.center=-1.0',
-      'config.reward_model.center=-1.0 must be a number from 0',
+      '--config.reward_model.center_rewards_coefficient=-1.0',
+      'config.reward_model.center_rewards_coefficient=-1.0 must be a number from 0',
     ),
     ('--config.completion_tokens=80', 'are 92 together, and config.model='),
     ('--config.data.path=none.jsonl', "config.data.path='none.jsonl' is no file"),
