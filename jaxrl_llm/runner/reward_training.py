@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -48,7 +48,7 @@ class Encoded(NamedTuple):
   margin: float
 
 
-def run(config: ConfigLike, workdir: str, to: str, dtype: str) -> Metrics:
+def run(config: ConfigLike, workdir: str, to: str, dtype: str) -> dict[str, float]:
   """Train as `config` says, continuing the run in `workdir`, and write the model to the folder `to`.
 
   `config.prompts` pairs a step, in a new order every epoch. Returns the last held-out metrics. Raises UserError for bad
@@ -139,9 +139,8 @@ def batch(job: Job, index: int) -> Pairs:
   """The pairs of step `index`: every pair once an epoch, in an order drawn from (seed, epoch)."""
   size, count = job.config.prompts, len(job.train)
   places = np.arange(index * size, (index + 1) * size)
-  orders = {
-    e: np.random.default_rng((job.config.seed, e)).permutation(count) for e in places // count
-  }
+  epochs = {int(place) // count for place in places}
+  orders = {e: np.random.default_rng((job.config.seed, e)).permutation(count) for e in epochs}
   return _stacked([job.train[orders[place // count][place % count]] for place in places])
 
 
@@ -155,7 +154,7 @@ def _stacked(pairs: Sequence[Encoded]) -> Pairs:
 
 def _train(
   job: Job, directory: run_dir.RunDirectory, screen: console.Console
-) -> tuple[State, Metrics]:
+) -> tuple[State, dict[str, float]]:
   """(the state after all steps, the metrics of the last evaluation)."""
   config, update = job.config, preference_update.compile_update(job.spec)
   state, start = _restore(job, directory, screen)
@@ -195,12 +194,14 @@ def _row(job: Job, index: int, metrics: Metrics) -> dict[str, float]:
   return row | {metrics_log.STEP: index, 'actor/lr': float(job.spec.schedule(index))}
 
 
-def _evaluator(job: Job, directory: run_dir.RunDirectory, screen: console.Console):
+def _evaluator(
+  job: Job, directory: run_dir.RunDirectory, screen: console.Console
+) -> Callable[[State, int], dict[str, float]]:
   """A function of (state, steps done) that scores the held-out pairs, writes eval/ and returns the metrics."""
   score = preference_update.compile_scores(job.spec)
   size = job.config.prompts
 
-  def evaluate(state: State, done: int) -> Metrics:
+  def evaluate(state: State, done: int) -> dict[str, float]:
     if not job.held_out:
       return {}
     scores = []
@@ -254,7 +255,7 @@ def _fingerprint(job: Job) -> str:
   return digest.hexdigest()
 
 
-def _card(job: Job, held_out: Metrics) -> str:
+def _card(job: Job, held_out: dict[str, float]) -> str:
   """The README.md of the exported folder."""
   config = job.config
   parts = (

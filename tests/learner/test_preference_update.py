@@ -124,16 +124,57 @@ def test_loss_and_gradient_equal_those_of_trl(tmp_path, center, tokens):
   np.testing.assert_allclose(metrics['actor/grad_norm'], square**0.5, rtol=1e-5)
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing():
+SIZES = schema.ScratchConfig(width=16, layers=2, heads=4, kv_heads=2, mlp=32, max_tokens=64)
+
+
+def job(mesh, sizes=SIZES):
+  """A spec and a first state of a small random decoder."""
   c = schema.typed(loading.load('', ['--config.learner.microbatch_tokens=128', '--config.steps=1']))
-  sizes = schema.ScratchConfig(width=16, layers=1, heads=2, kv_heads=1, mlp=32, max_tokens=64)
   model = reward_model.without_language_head(models.load('scratch', scratch=sizes))
-  mesh = sharding.make_mesh(schema.MeshConfig(fsdp=1), jax.devices()[:1])
-  spec = preference_update.make_spec(c, model.config, mesh)
-  state = preference_update.init_state(spec, model.params, 0)
-  before = jax.tree.map(np.asarray, state)
-  batch = padded(pairs(np.random.default_rng(0)))
+  count = int(np.prod(list(mesh.values())))
+  on = sharding.make_mesh(schema.MeshConfig(**mesh), jax.devices()[:count])
+  spec = preference_update.make_spec(c, model.config, on)
+  return spec, preference_update.init_state(spec, model.params, 0)
+
+
+def to_host(tree):
+  return jax.tree.map(np.asarray, tree)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing():
+  """But the number of skipped steps in a row, which the next step sets back."""
+  spec, state = job(dict(fsdp=1))
+  before, batch = to_host(state), padded(pairs(np.random.default_rng(0)))
   update = preference_update.compile_update(spec)
-  after, metrics = update(state, batch._replace(margin_N=np.full(len(LENGTHS), np.nan, 'f4')))
-  assert not np.isfinite(metrics['actor/grad_norm'])
-  jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.asarray, after))
+  state, metrics = update(state, batch._replace(margin_N=np.full(len(LENGTHS), np.nan, 'f4')))
+  assert not np.isfinite(metrics['actor/grad_norm']) and metrics['actor/skipped_updates'] == 1
+  unchanged = before._replace(skipped=np.int32(1))
+  jax.tree.map(np.testing.assert_array_equal, unchanged, to_host(state))
+  state, metrics = update(state, batch)
+  assert np.isfinite(metrics['actor/grad_norm']) and metrics['actor/skipped_updates'] == 0
+
+
+@pytest.mark.parametrize(
+  'mesh, experts',
+  [
+    (dict(data=2, fsdp=2, tensor=2), 0),
+    (dict(fsdp=8), 0),  # more than pairs, of which there are 6
+    (dict(fsdp=2, context=2), 0),
+    (dict(fsdp=2, expert=2, decode=2), 4),
+  ],
+  ids=str,
+)
+def test_several_devices_compute_what_one_does(mesh, experts):
+  """Scores, metrics and the gradient."""
+  sizes = dataclasses.replace(SIZES, experts=experts)
+  batch = padded(pairs(np.random.default_rng(0)))
+  found = []
+  for axes in (dict(fsdp=1), mesh):
+    spec, state = job(axes, sizes)
+    spec = spec._replace(optimizer=optax.sgd(1.0))
+    state = state._replace(opt_state=spec.optimizer.init(state.params))
+    scores = preference_update.compile_scores(spec)(state.params, batch)
+    after, metrics = preference_update.compile_update(spec)(state, batch)
+    found.append(to_host((scores, after.params, metrics)))
+  assert np.ptp(found[0][0]) > 0.01
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6), *found)

@@ -84,6 +84,54 @@ def test_a_preference_is_learned_and_the_folder_has_it(tmp_path):
   assert f'{accuracy(run, 150):.1%} of 100 held-out pairs' in (to / 'README.md').read_text()
 
 
+TEMPLATE = (
+  "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}{{ eos_token }}{% endfor %}"
+  '{% if add_generation_prompt %}<assistant>{% endif %}'
+)
+
+
+def chat_model(path, transformers):
+  """A folder of a chat model whose turns end with its padding token."""
+  letters = models.load('scratch', scratch=tiny_job.CONFIG['scratch']).tokenizer
+  end = list(letters.end_ids)[0]
+  other = transformers.Qwen3ForCausalLM(
+    transformers.Qwen3Config(
+      vocab_size=letters.vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+      num_key_value_heads=1, head_dim=16, max_position_embeddings=128, eos_token_id=end, pad_token_id=end,
+    )
+  )  # fmt: skip
+  other.save_pretrained(path)
+  letters.backend.save(str(path / 'tokenizer.json'))
+  token = letters.backend.id_to_token(end)
+  settings = dict(chat_template=TEMPLATE, eos_token=token, pad_token=token)
+  (path / 'tokenizer_config.json').write_text(json.dumps(settings))
+  return letters, token
+
+
+def test_conversations_of_a_chat_model(tmp_path):
+  """Scores equal those of transformers where conversations end with the padding token, on which it would not read."""
+  torch = pytest.importorskip('torch')
+  transformers = pytest.importorskip('transformers')
+  letters, end = chat_model(tmp_path / 'chat', transformers)
+  user = lambda text: [dict(role='user', content=text)]  # noqa: E731
+  reply = lambda text: [dict(role='assistant', content=text)]  # noqa: E731
+  rows = [dict(prompt=user(f'{n}?'), chosen=reply('aa'), rejected=reply('b')) for n in range(20)]
+  (tmp_path / 'pairs.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+  sizes = dict(model=str(tmp_path / 'chat'), scratch=None, prompt_tokens=40, steps=3)
+  config = config_file(tmp_path, **sizes, evaluation=dict(prompts=4), mesh=dict(fsdp=2))
+  assert train(config, tmp_path / 'run', tmp_path / 'model') == 0
+  got = reward_model.score(
+    [user('7?')] * 2, [reply('aa'), reply('b')], folder=str(tmp_path / 'model')
+  )
+  other = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'model')
+  assert other.config.pad_token_id is None
+  texts = [f'<user> 7?{end}<assistant> {text}{end}' for text in ('aa', 'b')]
+  with torch.no_grad():
+    want = [other(torch.tensor([letters.encode(text)])).logits[0, 0].item() for text in texts]
+  assert want[0] > want[1]
+  np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+
+
 class Killed(BaseException):
   """Handled nowhere."""
 
@@ -177,6 +225,13 @@ def test_pairs_longer_than_the_limit_are_left_out(tmp_path, capsys, caplog):
   flags = [f'--config={config}', '--mode=reward_model', f'--workdir={tmp_path}/run']
   assert main.main([*flags, '--config.completion_tokens=5']) == 2
   assert 'has no pair of at most 17 tokens' in capsys.readouterr().err
+
+
+def test_a_run_that_diverges_ends_with_a_sentence(tmp_path, capsys):
+  config = config_file(tmp_path, optimizer=dict(learning_rate=1e30, max_skipped=2))
+  assert train(config, tmp_path / 'run', tmp_path / 'a') == 2
+  assert 'config.optimizer.max_skipped=2 updates in a row' in capsys.readouterr().err
+  assert not (tmp_path / 'a').exists()
 
 
 def test_changed_pairs_are_refused(tmp_path, capsys):
