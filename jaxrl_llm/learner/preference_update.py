@@ -145,7 +145,7 @@ def _update(spec: PairSpec, state: State, pairs: Pairs) -> tuple[State, Metrics]
     part_total = sharding.keep_layout(grads, layout.mesh, layout.rules), sums
     return jax.tree.map(jnp.add, total, part_total), None
 
-  start = jax.tree.map(jnp.zeros_like, state.params), dict.fromkeys(_SUMS, jnp.float32(0))
+  start = jax.tree.map(jnp.zeros_like, state.params), {k: jnp.float32(0) for k in _SUMS}
   (grads, metrics), _ = jax.lax.scan(add, start, _microbatches(spec, pairs))
   norm = optax.tree.norm(grads)
   updates, opt_state = spec.optimizer.update(grads, state.opt_state, state.params)

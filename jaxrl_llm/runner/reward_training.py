@@ -22,7 +22,7 @@ from jaxrl_llm.learner import preference_update
 from jaxrl_llm.learner.preference_update import Pairs, PairSpec, State
 from jaxrl_llm.models import positions, reward_model
 from jaxrl_llm.monitoring import console, trackers
-from jaxrl_llm.runner import resume, run_logger, validate
+from jaxrl_llm.runner import memory, resume, run_logger, validate
 from jaxrl_llm.types import Metrics, Model, Row, UserError
 
 _ACCURACY = 'val-core/all/acc/pairs'  # share of the held-out pairs whose preferred completion has the higher score
@@ -60,6 +60,7 @@ def run(config: ConfigLike, workdir: str, to: str, dtype: str) -> dict[str, floa
   with (
     storage.training(workdir, config.checkpoint.keep) as (root, publisher),
     console.open_console(config.monitoring.console, config.steps) as screen,
+    memory.exhaustion_explained(job.spec.layout.mesh, 'training', lambda: _smaller(config)),
   ):
     directory = resume.open_directory(root, config)._replace(publisher=publisher)
     state, held_out = _train(job, directory, screen)
@@ -70,6 +71,15 @@ def run(config: ConfigLike, workdir: str, to: str, dtype: str) -> dict[str, floa
     reward_model.save(to, model, head_D, dtype=dtype, last_ids=last_ids, card=card)
     screen.info(f'the reward model after {config.steps} steps is in {to}')
   return held_out
+
+
+def _smaller(config: Config) -> str:
+  """Settings with which training needs less memory."""
+  tokens = config.prompt_tokens + config.completion_tokens
+  return (
+    f'it needs less with --config.learner.microbatch_tokens={tokens} --config.learner.remat=True, '
+    'a larger config.mesh or a smaller config.model'
+  )
 
 
 def load(config: Config) -> Job:
@@ -138,8 +148,8 @@ def _encoded(rows: Sequence[Row], model: Model, limit: int) -> list[Encoded]:
 def batch(job: Job, index: int) -> Pairs:
   """The pairs of step `index`: every pair once an epoch, in an order drawn from (seed, epoch)."""
   size, count = job.config.prompts, len(job.train)
-  places = np.arange(index * size, (index + 1) * size)
-  epochs = {int(place) // count for place in places}
+  places = range(index * size, (index + 1) * size)
+  epochs = {place // count for place in places}
   orders = {e: np.random.default_rng((job.config.seed, e)).permutation(count) for e in epochs}
   return _stacked([job.train[orders[place // count][place % count]] for place in places])
 
@@ -158,9 +168,6 @@ def _train(
   """(the state after all steps, the metrics of the last evaluation)."""
   config, update = job.config, preference_update.compile_update(job.spec)
   state, start = _restore(job, directory, screen)
-  evaluate = _evaluator(job, directory, screen)
-  if start == 0:
-    evaluate(state, 0)
   with (
     preemption.PreemptionHandler() as handler,
     checkpoint.Saver(
@@ -171,21 +178,26 @@ def _train(
     ) as copies,
     metrics_log.Writer(directory.metrics, start, on_row=copies.log) as log,
   ):
+    evaluate = _evaluator(job, directory, screen, copies)
+    if start == 0:
+      with handler.interruptible():
+        evaluate(state, 0)
     for index in range(start, config.steps):
-      began = time.perf_counter()
+      began, done = time.perf_counter(), index + 1
       state, metrics = update(state, batch(job, index))
       row = _row(job, index, metrics) | {'timing_s/step': time.perf_counter() - began}
       log.write(row)
       screen.step(row)
       run_logger.check_skipped(row, config)
-      done = index + 1
       if handler.requested or done % config.checkpoint.every == 0 or done == config.steps:
         saver.save(done, state, _host_state(job, done))
       if handler.requested:
         raise preemption.Preempted
       if config.evaluation.every and done % config.evaluation.every == 0 and done < config.steps:
         evaluate(state, done)
-  return state, evaluate(state, config.steps)
+    saver.wait()
+    with handler.interruptible():
+      return state, evaluate(state, config.steps)
 
 
 def _row(job: Job, index: int, metrics: Metrics) -> dict[str, float]:
@@ -195,7 +207,10 @@ def _row(job: Job, index: int, metrics: Metrics) -> dict[str, float]:
 
 
 def _evaluator(
-  job: Job, directory: run_dir.RunDirectory, screen: console.Console
+  job: Job,
+  directory: run_dir.RunDirectory,
+  screen: console.Console,
+  copies: trackers.Trackers,
 ) -> Callable[[State, int], dict[str, float]]:
   """A function of (state, steps done) that scores the held-out pairs, writes eval/ and returns the metrics."""
   score = preference_update.compile_scores(job.spec)
@@ -217,6 +232,7 @@ def _evaluator(
     }
     directory.write_eval(done, dict(step=done, pairs=len(gap_N), metrics=metrics))
     screen.evaluation(done, metrics)
+    copies.log(done, metrics)
     return metrics
 
   return evaluate

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import random
+import signal
 
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -14,7 +17,9 @@ import tiny_job
 from jaxrl_llm import main, models
 from jaxrl_llm.checkpointing import metrics_log
 from jaxrl_llm.config import loading, schema
+from jaxrl_llm.learner import preference_update
 from jaxrl_llm.models import reward_model
+from jaxrl_llm.monitoring import trackers
 from jaxrl_llm.runner import reward_training
 
 LETTERS = 'abcdefgh'
@@ -136,8 +141,9 @@ class Killed(BaseException):
   """Handled nowhere."""
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, monkeypatch):
-  """Bit for bit, in weights and metrics, through an epoch's end; killed between two checkpoints."""
+@pytest.mark.parametrize('how', ['killed', 'preempted'])
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, monkeypatch, how):
+  """Bit for bit, in weights and metrics, through an epoch's end; stopped between two checkpoints."""
   write_pairs(tmp_path / 'pairs.jsonl', 60)
   config = config_file(
     tmp_path, steps=8, evaluation=dict(prompts=5), checkpoint=dict(every=4, keep=1)
@@ -146,14 +152,20 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, monkeypatch):
   batch = reward_training.batch
 
   def interrupted(job, index):
-    if index == 5:
+    if index == 5 and how == 'killed':
       raise Killed
+    if index == 5:
+      os.kill(os.getpid(), signal.SIGTERM)
     return batch(job, index)
 
   monkeypatch.setattr(reward_training, 'batch', interrupted)
-  with pytest.raises(Killed):
-    train(config, tmp_path / 'parts', tmp_path / 'b')
-  gc.collect()  # of the lock of the run directory
+  if how == 'killed':
+    with pytest.raises(Killed):
+      train(config, tmp_path / 'parts', tmp_path / 'b')
+    gc.collect()  # of the lock of the run directory
+  else:
+    assert train(config, tmp_path / 'parts', tmp_path / 'b') == 75
+    assert (tmp_path / 'parts/checkpoints/step_000006').exists()
   assert not (tmp_path / 'b').exists()
   monkeypatch.setattr(reward_training, 'batch', batch)
   assert train(config, tmp_path / 'parts', tmp_path / 'b') == 0
@@ -232,6 +244,40 @@ def test_a_run_that_diverges_ends_with_a_sentence(tmp_path, capsys):
   assert train(config, tmp_path / 'run', tmp_path / 'a') == 2
   assert 'config.optimizer.max_skipped=2 updates in a row' in capsys.readouterr().err
   assert not (tmp_path / 'a').exists()
+
+
+def test_exhausted_memory_names_what_to_type(tmp_path, capsys, monkeypatch):
+  def update(*_):
+    raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nmore')
+
+  monkeypatch.setattr(preference_update, 'compile_update', lambda spec: update)
+  assert train(config_file(tmp_path), tmp_path / 'run', tmp_path / 'a') == 2
+  text = capsys.readouterr().err
+  assert 'training does not fit into the memory of a cpu (RESOURCE_EXHAUSTED' in text
+  assert 'needs less with --config.learner.microbatch_tokens=18 --config.learner.remat=True' in text
+
+
+def test_trackers_receive_steps_and_evaluations(tmp_path, monkeypatch):
+  logged = []
+
+  class Fake:
+    def __init__(self, *_):
+      pass
+
+    def log(self, step, numbers):
+      logged.append((step, set(numbers)))
+
+    def close(self):
+      logged.append('closed')
+
+  requirement = trackers.TRACKERS['tensorboard'][1:]
+  monkeypatch.setitem(trackers.TRACKERS, 'tensorboard', (Fake, *requirement))
+  config = config_file(tmp_path, steps=2, monitoring=dict(trackers=('tensorboard',)))
+  assert train(config, tmp_path / 'run', tmp_path / 'a') == 0
+  assert [entry[0] for entry in logged] == [0, 0, 1, 2, 'c']
+  assert 'val-core/all/acc/pairs' in logged[0][1] & logged[3][1]
+  for _, names in logged[1:3]:
+    assert {f'reward_model/{x}' for x in ('loss', 'accuracy', 'margin', 'mean_reward')} < names
 
 
 def test_changed_pairs_are_refused(tmp_path, capsys):
