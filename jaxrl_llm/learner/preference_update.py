@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -190,7 +190,7 @@ def _microbatches(spec: PairSpec, pairs: Pairs) -> Pairs:
   return jax.tree.map(lambda x: x.reshape(N // C, C, *x.shape[1:]), pairs)
 
 
-def _shardings(spec: PairSpec, tree: Any) -> Any:
+def _shardings(spec: PairSpec, tree: Params) -> Params:
   return sharding.layout(tree, spec.layout.mesh, spec.layout.rules)
 
 
