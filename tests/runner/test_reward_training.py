@@ -280,9 +280,12 @@ def test_trackers_receive_steps_and_evaluations(tmp_path, monkeypatch):
     assert {f'reward_model/{x}' for x in ('loss', 'accuracy', 'margin', 'mean_reward')} < names
 
 
-def test_changed_pairs_are_refused(tmp_path, capsys):
+def test_changed_pairs_and_other_modes_are_refused(tmp_path, capsys):
   config = config_file(tmp_path, steps=1, evaluation=dict(prompts=0))
   assert train(config, tmp_path / 'run', tmp_path / 'a') == 0
   write_pairs(tmp_path / 'pairs.jsonl', 50)
   assert train(config, tmp_path / 'run', tmp_path / 'b', '--config.steps=2') == 2
   assert 'changed since step 1 (config.data)' in capsys.readouterr().err
+  export = [f'--workdir={tmp_path}/run', f'--to={tmp_path}/b', '--mode=export']
+  assert main.main(export) == 2
+  assert 'give the old config and the --mode that trained it' in capsys.readouterr().err
