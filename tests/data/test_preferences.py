@@ -83,6 +83,16 @@ def test_other_sources_have_no_pairs():
     data.load_pairs(schema.DataConfig(), 0)
 
 
+def test_pairs_without_a_common_prompt_are_held_out_one_by_one(tmp_path):
+  """None of the others leaves the training rows with it."""
+  rows = [dict(chosen=f'{n} good', rejected=f'bad {n}') for n in range(20)]
+  (tmp_path / 'pairs.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+  config = schema.DataConfig(source='jsonl', path=str(tmp_path / 'pairs.jsonl'))
+  train, held_out = data.load_pairs(config, 3)
+  assert len(train) == 17 and len(held_out) == 3
+  assert {row.question for row in train} == {''}
+
+
 def write(path, prompts):
   rows = [
     dict(prompt=p, chosen=f'{p} right', rejected=f'{p} {k}') for p in prompts for k in range(2)
