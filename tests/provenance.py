@@ -28,7 +28,7 @@ LEVELS = {
   ),
   'secondary source': (
     *('ad_hint', 'aipo', 'arrol', 'bro_rl', 'dppo', 'forking', 'gdpo', 'grpo_lambda'),
-    *('luspo', 'max_rl', 'mini_rl', 'pear', 'scale_rl', 'xrpo'),
+    *('luspo', 'max_rl', 'mini_rl', 'oapl', 'pear', 'scale_rl', 'xrpo'),
   ),
   'reconstruction': (
     *('cross_tokenizer', 'duet', 'fimi_rm', 'guide', 'hidden_state', 'minpro', 'openrs', 'otr'),

@@ -53,6 +53,7 @@ WITNESS = dict(
   stepwiser=lambda row: row['critic/score/steps'] == 1 / G,
   rlfr=lambda row: row['companion/loss'] >= 0,
   a_star_po=lambda row: row['actor/kl_loss'] > 0,
+  oapl=lambda row: row['actor/kl_loss'] > 0,
   gkd=lambda row: abs(row['actor/divergence']) < 1e-4,  # its teacher has the same weights
   gkd_top_k=lambda row: abs(row['actor/divergence']) < 1e-4,
   sdpo=lambda row: row['distillation/solved'] > 0,
