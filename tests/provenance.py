@@ -31,7 +31,7 @@ LEVELS = {
     *('luspo', 'max_rl', 'mini_rl', 'oapl', 'pear', 'scale_rl', 'xrpo'),
   ),
   'reconstruction': (
-    *('cross_tokenizer', 'duet', 'fimi_rm', 'guide', 'hidden_state', 'minpro', 'openrs', 'otr'),
+    *('cross_tokenizer', 'dereason', 'duet', 'fimi_rm', 'guide', 'hidden_state', 'minpro', 'openrs', 'otr'),
     *('prefix_rl', 'remix', 'rorecomp', 'seele', 'siri', 'stepwiser'),
   ),
 }  # fmt: skip

@@ -198,6 +198,8 @@ def shrink_data(c) -> None:
   else:
     c.data.source, c.data.path = 'digits', ''
     c.data.tasks = (dict(name='copy', min_length=1, max_length=3),)
+    if c.data.keep.fn != 'none':
+      c.data.keep, c.data.size = dict(fn='in_range', column='length', above=1.0), 3 * P
   if c.replay.collect.fn != 'none':
     c.replay.collect.patience = 1  # every step has a batch
   if c.replay.collect.fn == 'dars':

@@ -243,6 +243,8 @@ class SftConfig(Section):
   steps: int = 0
   learning_rate: float = 3e-3
   prompts: int = 64  # demonstrations of a step
+  # of the training set, the demonstrations; data.keep does not count here: in_range(column, above, at_most)
+  keep: Stage = stage('none')
 
 
 @dataclasses.dataclass(frozen=True)
