@@ -248,6 +248,14 @@ class SftConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
+class RewardModelConfig(Section):
+  """--mode=reward_model: the loss on pairs of completions."""
+
+  # of (r_chosen + r_rejected)² in the loss, which keeps rewards near 0, as in TRL
+  center_rewards_coefficient: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
 class Config(Section):
   """The configuration of a run."""
 
@@ -282,6 +290,7 @@ class Config(Section):
   mesh: MeshConfig = MeshConfig()
   processes: ProcessesConfig = ProcessesConfig()
   sft: SftConfig = SftConfig()
+  reward_model: RewardModelConfig = RewardModelConfig()
 
   @property
   def longest_prompt_tokens(self) -> int:
