@@ -11,7 +11,7 @@ import optax
 
 from jaxrl_llm import objective
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner import demonstration_loss, teacher_divergence, teacher_spans
+from jaxrl_llm.learner import demonstration_loss, teacher_spans, vocabulary_terms
 from jaxrl_llm.learner.microbatch import (
   Microbatch,
   PackedBatch,
@@ -90,8 +90,8 @@ def minibatch_step(
   )
   metrics = _metrics(spec, state, batch, target, learned_B, sums, norm) | demo_metrics
   metrics['actor/update_norm'] = update_norm
-  if divergence is not None:
-    metrics['actor/divergence'] = sums['divergence']
+  if (term := vocabulary_terms.name(spec)) is not None:
+    metrics[f'actor/{term}'] = sums[term]
   if method.batch_stages.reward_kl is not None:
     metrics['critic/reward_kl'] = objective.mean_reward_penalty(method, batch, target)
   if scale is not None:
@@ -112,7 +112,10 @@ def minibatch_targets(
   method, leverage_B = spec.objective.method, None
   if method.needs_norms:
     leverage_B = leverage(spec, state.params, batch, state.base)
-  policies = objective.OtherPolicies(inputs.old)
+  rollout = batch.rollout
+  policies = objective.OtherPolicies(
+    inputs.old, top_id_BxTxK=rollout.top_id_BxTxK, top_logp_BxTxK=rollout.top_logp_BxTxK
+  )
   if method.batch_stages.reward_kl is not None:
     packed = pack(spec, batch).without_routes()
     reference_BxT, *_ = all_log_probs(spec, reference_weights(state), packed)
@@ -120,15 +123,15 @@ def minibatch_targets(
   group, slots = spec.layout.group, spec.layout.slots_per_prompt
   target = objective.targets(method, batch, group, inputs.signal, leverage_B, slots, policies)
   if method.needs_versions:
-    version_BxT = batch.rollout.version_BxT
+    version_BxT = rollout.version_BxT
     target = target.with_arrays(
       age_BxT=state.step - version_BxT,
       batch_steps_BxT=jnp.broadcast_to(state.step - inputs.began, version_BxT.shape),
     )
   if method.needs_step:
-    target = target.with_arrays(step_B=jnp.broadcast_to(state.step, batch.rollout.length_B.shape))
+    target = target.with_arrays(step_B=jnp.broadcast_to(state.step, rollout.length_B.shape))
   if inputs.turn is not None and inputs.multiplier is not None:
-    target = objective.turn_targets(method, target, batch.rollout, inputs.turn, inputs.multiplier)
+    target = objective.turn_targets(method, target, rollout, inputs.turn, inputs.multiplier)
   return target
 
 
@@ -219,14 +222,12 @@ def gradient(
   mesh, rules = spec.layout.mesh, spec.layout.rules
 
   def add(total, microbatch, target):
-    comparison = None
-    if spec.objective.divergence is not None:
-      comparison = teacher_divergence.comparison(spec, state, microbatch)
+    term = vocabulary_terms.term(spec, state, microbatch, target)
 
     def loss(trained: Gradient):
       weights = policy_weights(spec, state.base, trained.params)
       noise = _noise(spec, state, trained.log_sigma_L)
-      return microbatch_loss(spec, weights, microbatch, target, noise, comparison)
+      return microbatch_loss(spec, weights, microbatch, target, noise, term)
 
     grads, sums = jax.grad(loss, has_aux=True)(trained)
     summed = {
@@ -236,7 +237,8 @@ def gradient(
 
   zeros = sharding.keep_layout(jax.tree.map(jnp.zeros_like, trained), mesh, rules)
   over_rows = accumulate_sums if spec.layout.slices > 1 else accumulate
-  names = _SUMS if spec.objective.divergence is None else (*_SUMS, 'divergence')
+  more = vocabulary_terms.name(spec)
+  names = _SUMS if more is None else (*_SUMS, more)
   return over_rows(spec, packed, target, add, (zeros, {k: jnp.float32(0) for k in names}))
 
 
@@ -246,7 +248,7 @@ def microbatch_loss(
   microbatch: Microbatch,
   target: objective.Targets,
   noise: tuple[jax.Array, jax.Array] | None = None,
-  comparison: logprob.Comparison | None = None,
+  term: logprob.VocabularyTerm | None = None,
 ) -> tuple[jax.Array, Metrics]:
   """−Σ c·log π of a microbatch, with every denominator inside c, and sums for the metrics.
 
@@ -256,11 +258,11 @@ def microbatch_loss(
   top = 0 if target.c_BxT is not None else _confidence_top_k(method)
   has_bonus = target.entropy_weight_BxT is not None
   scores = packed_log_probs(
-    spec, params, microbatch, noise, top, entropy_gradient=has_bonus, comparison=comparison
+    spec, params, microbatch, noise, top, entropy_gradient=has_bonus, term=term
   )
-  divergence_ZxU = None
-  if comparison is not None:
-    *scores, divergence_ZxU = scores
+  term_ZxU = None
+  if term is not None:
+    *scores, term_ZxU = scores
   frozen = jax.lax.stop_gradient(scores)
   logp_BxT, entropy_BxT, *others = map(microbatch.to_rows, frozen)
   if target.c_BxT is None:
@@ -284,9 +286,10 @@ def microbatch_loss(
   loss = _weighted_sum(microbatch.to_tokens(c_BxT), scores[0])
   if target.entropy_weight_BxT is not None:
     loss += _weighted_sum(microbatch.to_tokens(target.entropy_weight_BxT), scores[1])
-  if divergence_ZxU is not None:
-    sums['divergence'] = -_weighted_sum(microbatch.to_tokens(target.weight_BxT), divergence_ZxU)
-    loss += sums['divergence']
+  if (name := vocabulary_terms.name(spec)) is not None:
+    assert term_ZxU is not None
+    sums[name] = -_weighted_sum(microbatch.to_tokens(target.weight_BxT), term_ZxU)
+    loss += sums[name]
   return loss, jax.lax.stop_gradient(sums)
 
 

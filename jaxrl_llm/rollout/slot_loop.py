@@ -38,7 +38,8 @@ def prepare(
   logits_PxV = decoder.head(model, inputs.params, hidden_PxD, settings.dtype)
   rollout = jax.tree.map(jnp.asarray, inputs.continued)
   if rollout is None:
-    rollout = empty_rollout(B, T, expert_shape(model) if settings.record_experts else None)
+    experts = expert_shape(model) if settings.records.experts else None
+    rollout = empty_rollout(B, T, experts, settings.records.top_tokens)
   if settings.exit_rule is not None and rollout.memory_BxM is None:
     rollout = rollout._replace(memory_BxM=jnp.zeros((B, early_exit.MEMORY_SIZE), jnp.float32))
   if inputs.predict_tokens is not None:
@@ -241,6 +242,24 @@ def record_experts(
   return rollout._replace(expert_BxTxNxk=expert_BxTxNxk)
 
 
+def top_tokens(constants: LoopConstants, logits_NxV: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """The likeliest tokens that are recorded for rows of logits, and their log-probabilities, both [N, K]."""
+  settings = constants.settings
+  return sampling.top_tokens(
+    logits_NxV, settings.temperature, settings.records.top_tokens, constants.model.is_exact
+  )
+
+
+def record_top_tokens(
+  rollout: Rollout, row_S: jax.Array, index_S: jax.Array, top: tuple[jax.Array, jax.Array]
+) -> Rollout:
+  """Writes the likeliest tokens where token `index_S` of each row in `row_S` was drawn. Row B is dropped."""
+  return rollout._replace(
+    top_id_BxTxK=_write(rollout.top_id_BxTxK, (row_S, index_S), top[0]),
+    top_logp_BxTxK=_write(rollout.top_logp_BxTxK, (row_S, index_S), top[1]),
+  )
+
+
 def _write(x: Array, index: jax.Array | tuple[jax.Array, ...], value: jax.Array) -> jax.Array:
   """x with `value` at `index`; indices out of bounds are dropped."""
   return cast(jax.Array, x).at[index].set(value, mode='drop')
@@ -378,7 +397,11 @@ def _sample_first_tokens(
 
   token_B, logp_B = jax.lax.map(draw, row_B, batch_size=min(B, _FIRST_TOKENS_AT_ONCE))
   fresh_B = (rollout.length_B == 0) & (rollout.reason_B == UNFINISHED)
-  return record_tokens(constants, rollout, jnp.where(fresh_B, row_B, B), zeros_B, token_B, logp_B)
+  write_B = jnp.where(fresh_B, row_B, B)
+  if settings.records.top_tokens:
+    top = [x_PxK[row_B // settings.rollouts] for x_PxK in top_tokens(constants, logits_PxV)]
+    rollout = record_top_tokens(rollout, write_B, zeros_B, (top[0], top[1]))
+  return record_tokens(constants, rollout, write_B, zeros_B, token_B, logp_B)
 
 
 def expert_shape(model: ModelConfig) -> jax.ShapeDtypeStruct:
@@ -387,8 +410,10 @@ def expert_shape(model: ModelConfig) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(shape, moe.index_dtype(model))
 
 
-def empty_rollout(rows: int, T: int, experts: jax.ShapeDtypeStruct | None = None) -> Rollout:
-  """Rows without tokens; `experts` is `expert_shape` where expert numbers are recorded."""
+def empty_rollout(
+  rows: int, T: int, experts: jax.ShapeDtypeStruct | None = None, top: int = 0
+) -> Rollout:
+  """Rows without tokens; `experts` is `expert_shape` where expert numbers are recorded, `top` counts likeliest tokens."""
   return Rollout(
     jnp.zeros((rows, T), jnp.int32),
     jnp.zeros((rows, T), jnp.float32),
@@ -398,4 +423,6 @@ def empty_rollout(rows: int, T: int, experts: jax.ShapeDtypeStruct | None = None
     jnp.ones(rows, jnp.float32),
     jnp.zeros((rows, 0), jnp.float32),
     expert_BxTxNxk=None if experts is None else jnp.zeros((rows, T, *experts.shape), experts.dtype),
+    top_id_BxTxK=jnp.zeros((rows, T, top), jnp.int32) if top else None,
+    top_logp_BxTxK=jnp.zeros((rows, T, top), jnp.float32) if top else None,
   )
