@@ -20,7 +20,7 @@ OFFICIAL = lib.Official(
   'vllm-project/vime',
   '2b83ea209634051243693e8186f45f449acb4cd1',
   (LOSS, TERM, WEIGHTS),
-  'Apache-2.0',
+  'none stated',
 )
 SETTINGS = dict(
   advantage='group_centered', ratio='one', trust_region='none', aggregation='token_mean'
