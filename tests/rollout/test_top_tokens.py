@@ -23,7 +23,7 @@ B, END, TEMPERATURE = P * G, (3, 11), 0.8
 
 @pytest.fixture(scope='module')
 def params():
-  return jax.tree.map(lambda x: x * 2.2, decoder.init(MODEL, 0))
+  return jax.tree.map(lambda x: x * 1.4, decoder.init(MODEL, 0))
 
 
 def make_prompts():
@@ -75,9 +75,9 @@ def distributions(params, rollout):
 def check(rollout, logp_BxTxV, rows_BxT):
   """The records of the chosen tokens are those of these distributions."""
   want, ids = jax.lax.top_k(logp_BxTxV, K)
-  np.testing.assert_allclose(rollout.top_logp_BxTxK[rows_BxT], want[rows_BxT], atol=2e-4)
+  np.testing.assert_allclose(rollout.top_logp_BxTxK[rows_BxT], want[rows_BxT], atol=5e-5)
   own = np.take_along_axis(logp_BxTxV, rollout.top_id_BxTxK, axis=-1)
-  np.testing.assert_allclose(rollout.top_logp_BxTxK[rows_BxT], own[rows_BxT], atol=2e-4)
+  np.testing.assert_allclose(rollout.top_logp_BxTxK[rows_BxT], own[rows_BxT], atol=5e-5)
   assert (np.sort(rollout.top_id_BxTxK)[rows_BxT] == np.sort(ids)[rows_BxT]).all(-1).mean() > 0.98
 
 
@@ -113,7 +113,7 @@ def test_recording_changes_no_token(params):
 
 
 def test_a_continued_row_keeps_the_records_of_the_weights_that_drew_them(params):
-  others = jax.tree.map(lambda x: x * 2.2, decoder.init(MODEL, 5))
+  others = jax.tree.map(lambda x: x * 1.4, decoder.init(MODEL, 5))
   part = sampled(params, pause=4)
   assert (part.reason_B == UNFINISHED).sum() > 8
   whole = sampled(others, begun=part, slots=12)
