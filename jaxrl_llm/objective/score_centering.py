@@ -37,8 +37,8 @@ def top_k(*, tokens: int = 128) -> ScoreCentering:
   """Mean score by the sampler's K = `tokens` likeliest tokens H, Σ_H (q·W − α·π)·∇log π, which sampling records.
 
   Outside of H the sampler is modeled as ρ·π, with ρ = (1 − Σ_H q) / (1 − Σ_H π), whose weighted mean score is that of
-  H with α = ρ·W(1/ρ) and the other sign. With K = V it is exact; with π = q it is 0. arXiv:2609.20807 (equations 9,
-  12 and 14). Raises UserError for tokens below 1.
+  H with α = ρ·W(1/ρ) and the other sign. With K = V it is exact; with π = q it is 0. Records take 8·K bytes a token.
+  arXiv:2609.20807 (equations 9, 12 and 14). Raises UserError for tokens below 1.
   """
   if tokens < 1:
     raise UserError(f'config.objective.score_centering.tokens={tokens} must be at least 1.')

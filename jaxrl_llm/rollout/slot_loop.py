@@ -413,7 +413,10 @@ def expert_shape(model: ModelConfig) -> jax.ShapeDtypeStruct:
 def empty_rollout(
   rows: int, T: int, experts: jax.ShapeDtypeStruct | None = None, top: int = 0
 ) -> Rollout:
-  """Rows without tokens; `experts` is `expert_shape` where expert numbers are recorded, `top` counts likeliest tokens."""
+  """Rows without tokens; `experts` is `expert_shape` where expert numbers are recorded.
+
+  `top` is the number of likeliest tokens that are recorded.
+  """
   return Rollout(
     jnp.zeros((rows, T), jnp.int32),
     jnp.zeros((rows, T), jnp.float32),
