@@ -9,12 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner.spec_from_config import make_spec
+from jaxrl_llm.learner.step_spec import evaluation_spec
 from jaxrl_llm.objective import score_centering
+from jaxrl_llm.rollout.decode_records import TokenRecords
 from tests.learner import plain_gradient
 from tests.learner.packed_jobs import (
+  MODEL,
   SEVERAL,
   B,
   G,
+  L,
+  P,
   T,
   make,
   make_batch,
@@ -104,3 +112,13 @@ def test_records_behind_a_row_and_in_rows_without_an_advantage_change_nothing(ba
   other, _ = packed(chosen, state, batch._replace(rollout=everything))
   jax.tree.map(np.testing.assert_array_equal, got, want)
   assert plain_gradient.distance(other, want) > 1e-2
+
+
+def test_training_records_the_likeliest_tokens_and_evaluation_none():
+  """Evaluation has greedy rows, whose temperature of 0 is no divisor; a small vocabulary is recorded as a whole."""
+  c = configs.load('score_centering')
+  c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
+  chosen = make_spec(c, MODEL, (3,), sharding.make_mesh(c.mesh, jax.devices()[:1]))
+  assert chosen.objective.score_centering == score_centering.top_k(tokens=128)
+  assert chosen.rollout.decode.records == TokenRecords(top_tokens=MODEL.vocab)
+  assert evaluation_spec(chosen, 2, 1.0).rollout.decode.records == TokenRecords()
