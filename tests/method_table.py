@@ -48,6 +48,7 @@ TESTS = {
   'rollout.pruning': 'tests/rollout/test_pruning.py',
   'rollout.draft_head': 'tests/rollout/test_draft_head.py',
   'rollout.length_head': 'tests/rollout/test_length_head.py',
+  'rollout.slots': 'tests/learner/test_group_memory.py',
   'rollout.stop': 'tests/rollout/test_slot_loop.py',
   'rollout.draft': 'tests/rollout/test_draft_verification.py',
   'rollout.length_schedule': 'tests/rollout/test_length_schedule.py',
@@ -98,7 +99,7 @@ def functions(objective) -> dict[str, str]:
 
 
 def changes(name: str, base) -> dict[str, str]:
-  """Section and stage → function, where a config's differs from that of `base`; rewards' parts and LoRA, too."""
+  """Section and stage → function, where a config's differs from that of `base`; rewards' parts, slots and LoRA, too."""
   own, found = config(name), {}
   for section in ('objective', 'optimizer', 'rollout', 'rewards', 'replay', 'curriculum'):
     for stage in own[section]:
@@ -107,6 +108,8 @@ def changes(name: str, base) -> dict[str, str]:
         found[f'{section}.{stage}'] = fn
   if parts := [part['fn'] for part in own.rewards.parts]:
     found['rewards.parts'] = '+'.join(parts)
+  if own.rollout.slots:
+    found['rollout.slots'] = str(own.rollout.slots)
   if own.lora.rank:
     found['lora.rank'] = str(own.lora.rank)
   if own.lora.base_dtype != 'auto':

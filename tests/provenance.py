@@ -27,7 +27,7 @@ LEVELS = {
     *('ulo_rl', 'vade'),
   ),
   'secondary source': (
-    *('ad_hint', 'aipo', 'arrol', 'dppo', 'forking', 'gdpo', 'grpo_lambda'),
+    *('ad_hint', 'aipo', 'arrol', 'bro_rl', 'dppo', 'forking', 'gdpo', 'grpo_lambda'),
     *('luspo', 'max_rl', 'mini_rl', 'pear', 'scale_rl', 'xrpo'),
   ),
   'reconstruction': (

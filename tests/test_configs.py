@@ -166,6 +166,7 @@ def shrink_objective(c) -> None:
 
 def shrink_rollout(c) -> None:
   """Makes rules of sampling act on short completions."""
+  c.rollout.slots = min(c.rollout.slots, P * G // 2)
   if c.rollout.stop.fn != 'none':
     c.rollout.slots = 5  # so that groups end one after the other
   # An untrained model gives nearly equal probabilities: none is large, and no entropy rises.

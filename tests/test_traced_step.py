@@ -35,6 +35,7 @@ PLAIN = dict(
     aggregation=dict(fn='sequence_mean'),
   ),
   curriculum=dict(
+    candidates=dict(fn='everything'),
     utility=dict(fn='uniform'),
     selection=dict(fn='top'),  # of equal utilities: at random
     evidence_decay=dict(fn='none'),

@@ -6,7 +6,8 @@ Data as people have it: the rows hold no setting, level or metadata of a generat
 evidence by their source and the length of their prompt alone. Numbers are graded by value, other answers word for
 word; held-out accuracies are reported for each source. `python -m tests.bench.choices --job=mixture` compares rules to
 choose prompts on it.
-Numbers: those of dapo.py, for SmolLM2-135M-Instruct on a laptop, with longer prompts.
+Numbers: those of dapo.py, for SmolLM2-135M-Instruct on a laptop, with longer prompts. As it is, 3 % of the model's
+answers are right, and those to 10 of the 17 sources never; a supervised start on 960 rows teaches it their form.
 """
 
 
@@ -16,6 +17,7 @@ def get_config():
     prompt_tokens=192,
     completion_tokens=16,
     rewards=dict(fn='short_answer'),
+    sft=dict(steps=60, learning_rate=3e-5, prompts=16),
     data=dict(
       source='jsonl',
       path='data/mixture/rows.jsonl',

@@ -198,7 +198,8 @@ class LoraConfig(Section):
 class CurriculumConfig(Section):
   """Which prompts are sampled, and how many slots each takes."""
 
-  candidates: Stage = stage('everything')  # or a window of a shuffled stream: stream
+  # prompts considered in a step: everything, at most `limit` at random, or a window of a shuffled stream: stream
+  candidates: Stage = stage('subset', limit=65536)
   evidence_decay: Stage = stage('visit', decay=0.25)  # none, visit, step, two_scale, reset
   # shared evidence: none, kind, fitted_kind, anchors (rates of other models), kernel, regression (features),
   # hidden_state (the policy's hidden state of each prompt)

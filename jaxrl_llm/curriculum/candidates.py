@@ -1,7 +1,8 @@
-"""Candidate prompts of a step: free_N, slots, seed, passes_N → distinct indices.
+"""Candidate prompts of a step: free_N, slots, seed, passes_N, random → distinct indices.
 
 `free_N` bool: prompts without unfinished rollouts, at least `slots` of them. `passes_N` int32: the number of epochs of
-the stream in which a prompt was considered. Every public function may be named in `config.curriculum.candidates.fn`.
+the stream in which a prompt was considered. `random`: generator of the step. Every public function may be named in
+`config.curriculum.candidates.fn`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,34 @@ def everything() -> None:
   """All prompts without unfinished rollouts. arXiv:2510.26374 (BOTS)."""
 
 
+def subset(
+  free_N: np.ndarray,
+  slots: int,
+  seed: int,
+  passes_N: np.ndarray,
+  random: np.random.Generator,
+  *,
+  limit: int = 65536,
+) -> np.ndarray:
+  """All prompts without unfinished rollouts; where they are more than `limit`, a random subset drawn anew in each step.
+
+  Without a limit, utilities and noise of a million prompts are computed to choose 64. At least `slots` prompts, in
+  ascending order. Raises UserError for a `limit` that is not a whole number of at least 1.
+  """
+  del seed, passes_N
+  setting_checks.check_integer('candidates.limit', limit, 1)
+  free, count = np.flatnonzero(free_N), max(limit, slots)
+  return free if len(free) <= count else np.sort(random.choice(free, count, False, shuffle=False))
+
+
 def stream(
-  free_N: np.ndarray, slots: int, seed: int, passes_N: np.ndarray, *, multiple: int = 16
+  free_N: np.ndarray,
+  slots: int,
+  seed: int,
+  passes_N: np.ndarray,
+  random: np.random.Generator,
+  *,
+  multiple: int = 16,
 ) -> np.ndarray:
   """The next slots·multiple prompts of an endless stream, reshuffled each epoch.
 
@@ -25,6 +52,7 @@ def stream(
   from it. Raises UserError for a `multiple` that is not a whole number of at least 1.
   arXiv:2507.04632 (MoPPS; multiple 16 on MATH, 8 elsewhere).
   """
+  del random
   setting_checks.check_integer('candidates.multiple', multiple, 1)
   window, parts = min(slots * multiple, int(free_N.sum())), []
   epoch, last = (int(x) for x in (passes_N.min(), passes_N.max()))

@@ -275,7 +275,7 @@ class Curriculum:
     """(prompts, utility or nan, mean utility of the candidates, consumed candidates)."""
     pool, passes_N = np.flatnonzero(free_N), self._learned['candidates'].get('passes')
     if 'candidates' in self._stages:
-      pool = self._stages['candidates'](free_N, slots, self.seed, passes_N)
+      pool = self._stages['candidates'](free_N, slots, self.seed, passes_N, random)
     worth = self._utility(pool, random, lengths)
     if hinted is not None and len(hinted.index):
       rate = self._stages['rate_estimate'](hinted.alpha, hinted.beta, random)

@@ -3,10 +3,11 @@
 python -m tests.bench.choices --job=tiny [--rules uniform,default] [--seeds 0,1,2,3,4] [--out runs/choices] [--smoke]
 Job `tiny` is configs/tiny.py with 20,000 strings of digits. Job `sums` is configs/dapo.py on 2,040 sums, from (2 terms,
 1 digit), which SmolLM2 mostly solves, to (3, 2), which it rarely solves; held-out sums are of the same kinds. Job
-`mixture` is configs/rewards/mixture.py on 20,000 rows that tests/bench/mixture_rows.py writes to --out. No job has the
-oracle of tests/bench/curriculum.py: a scan of the mixture's true rates would cost 160,000 rollouts. Every
-rule starts from the same weights with the same number of rollouts. Seconds are those of the device program: to measure
-them, pin the process to a core of an idle machine. Finished runs are not repeated; the table shows all runs in --out.
+`mixture` is configs/rewards/mixture.py on 20,000 rows that tests/bench/mixture_rows.py writes to --out; its supervised
+start is trained once, for all seeds. No job has the oracle of tests/bench/curriculum.py: a scan of the mixture's true
+rates would cost 160,000 rollouts. Every rule starts from the same weights with the same number of rollouts. Seconds are
+those of the device program: to measure them, pin the process to a core of an idle machine. Finished runs are not
+repeated; the table shows all runs in --out.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import glob
 import json
 import os
 import re
+import shutil
 
 import jax
 import numpy as np
 
 from jaxrl_llm import train
+from jaxrl_llm.checkpointing import safe_files
+from jaxrl_llm.commands import export
 from jaxrl_llm.config import loading as configs
 from tests.bench import mixture_rows
 from tests.bench.curves import share_warm_starts
@@ -41,8 +45,8 @@ RULES = {
 JOBS = {'tiny': ('tiny', 90, 15), 'sums': ('dapo', 60, 30), 'mixture': ('mixture', 60, 30)}
 # Overrides of smoke runs; a model of characters needs several times as many tokens for a prompt.
 SMOKE = dict.fromkeys(JOBS, smoke.TINY)
-SMOKE['mixture'] += ('model=scratch', 'scratch.max_tokens=1024', 'prompt_tokens=640', 'sft.steps=0')
-SMOKE['mixture'] += ('evaluation.prompts=99', 'completion_tokens=4')
+SMOKE['mixture'] += ('model=scratch', 'scratch.max_tokens=1024', 'prompt_tokens=640', 'sft.steps=1')
+SMOKE['mixture'] += ('sft.prompts=2', 'evaluation.prompts=99', 'completion_tokens=4')
 
 
 def job(name: str, rule: str, seed: int, more: tuple[str, ...] = ()):
@@ -171,6 +175,32 @@ def write_mixture(folder: str, is_smoke: bool) -> tuple[str, ...]:
   return f'data.path={folder}/rows.jsonl', f'data.eval_path={folder}/held_out.jsonl'
 
 
+def mixture_start(folder: str, more: tuple[str, ...]) -> tuple[str, ...]:
+  """Train the supervised start of the mixture unless it is there; returns the overrides of runs from it."""
+  model, run = os.path.join(folder, 'model'), os.path.join(folder, 'run')
+  if not os.path.isdir(model):
+    config = job('mixture', 'uniform', 0, (*more, 'steps=0', 'evaluation.every=0'))
+    train.run(config, run)
+    part = os.path.join(folder, 'part')
+    shutil.rmtree(part, ignore_errors=True)
+    export.export_checkpoint(config, run, part, 'float32')
+    os.rename(part, model)
+  return f'model={model}', 'sft.steps=0'
+
+
+def share_first_evaluation(start: str, folder: str, seed: int) -> None:
+  """Give a run the samples that the start's evaluation drew of the same weights; other weights are evaluated again."""
+  source, to = (os.path.join(f, 'eval', 'step_000000.json') for f in (start + '/run', folder))
+  if os.path.exists(to):
+    return
+  with open(source) as file:
+    record = json.load(file) | dict(model=f'{start}/model')
+  record['settings']['seed'] = seed
+  os.makedirs(os.path.dirname(to), exist_ok=True)
+  with safe_files.replacing(to) as part, open(part, 'x', encoding='utf-8') as file:
+    json.dump(record, file)
+
+
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--job', choices=list(JOBS), default='tiny')
@@ -188,12 +218,16 @@ def main() -> None:
     share_warm_starts()
   out = os.path.join(options.out, options.job)
   os.makedirs(out, exist_ok=True)
+  jax.config.update('jax_compilation_cache_dir', os.path.join(options.out, 'compiled'))
   if options.job == 'mixture':
     more += write_mixture(os.path.abspath(os.path.join(options.out, 'mixture_rows')), options.smoke)
-  jax.config.update('jax_compilation_cache_dir', os.path.join(options.out, 'compiled'))
+    start = os.path.abspath(os.path.join(options.out, 'mixture_start'))
+    more += mixture_start(start, more)
   for seed in filter(None, options.seeds.split(',')):
     for rule in options.rules.split(','):
       folder = os.path.join(out, f'{rule}_{seed}')
+      if options.job == 'mixture':
+        share_first_evaluation(start, folder, int(seed))
       if curve(options.job, folder, 'greedy') is None:
         train.run(job(options.job, rule, int(seed), more), folder)
   table(options.job, out)

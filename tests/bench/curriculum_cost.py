@@ -2,9 +2,9 @@
 
 python -m tests.bench.curriculum_cost [--sizes 1000,10000] [--rules default,mopps] [--slots 64] [--plot FILE] [--smoke]
 
-CPU-milliseconds of propose, and of observe with its metrics: the mean of `--steps` after a first one. Bytes per
-prompt are
-those of the state in a checkpoint. Half of the prompts have been visited before. Lengths are known, as in a run.
+CPU-milliseconds of propose (and of the features of hidden states), and of observe with its metrics: the mean of
+`--steps` after a first one. Bytes per prompt are those of the state in a checkpoint. Half of the prompts have been
+visited before. Lengths are known, as in a run.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from jaxrl_llm.curriculum import Curriculum, LengthEstimate
 from tests.bench.lib import smoke
 
 G = 8
+BLOCK = 1 << 14  # prompts whose hidden states are made at once
 CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
-FEATURES = 16
+FEATURES, HIDDEN = 16, 64
 RULES = {
   'default': {},
   **{
@@ -32,6 +33,7 @@ RULES = {
   'per_token': dict(utility=dict(fn='per_token')),
   'fitted kinds': dict(prior_pooling=dict(fn='fitted_kind')),
   'regression': dict(prior_pooling=dict(fn='regression')),
+  'hidden states': dict(prior_pooling=dict(fn='hidden_state')),
   'mixed domains': dict(domain_mix=dict(fn='mix', targets=dict(a=1.0, b=1.0))),
 }
 
@@ -45,6 +47,10 @@ def make(rule: str, size: int, random: np.random.Generator) -> tuple[Curriculum,
   )
   kind = random.integers(0, 100, size)
   curriculum = Curriculum(settings, size, group=G, kind=kind, columns=columns)
+  if features := curriculum.features:
+    features.fit(random.normal(size=(4 * HIDDEN, HIDDEN)))
+    for part in np.array_split(np.arange(size), -(-size // BLOCK)):
+      features.put(part, random.normal(size=(len(part), HIDDEN)))
   lengths = LengthEstimate(size)
   index = random.choice(size, size // 2, replace=False)
   if rule == 'dots':
@@ -60,11 +66,16 @@ def measure(rule: str, size: int, slots: int, steps: int) -> tuple[float, float,
   random = np.random.default_rng(0)
   curriculum, lengths = make(rule, size, random)
   spent = []
+  features = curriculum.features
+  hidden = random.normal(size=(slots * (1 + features.multiple), HIDDEN)) if features else None
   for step in range(1, steps + 2):
     begun = time.process_time()
     proposal = curriculum.propose(step, slots, lengths)
     curriculum.accept(proposal)
     index = proposal.index
+    if features:
+      encoded = np.concatenate([index, features.others(step, slots)])
+      features.put(encoded, hidden[: len(encoded)])
     proposed = time.process_time()
     k = random.integers(0, G + 1, slots)
     again = time.process_time()

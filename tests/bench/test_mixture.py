@@ -73,6 +73,12 @@ def test_the_rows_depend_on_the_seed_alone(folder, tmp_path):
   assert not {*NAMES} & {*sources._UNORDERED}
 
 
+def test_a_number_without_a_question_is_passed_over(tmp_path):
+  # Of this stream of mazes the 704th has no path of the length that is asked for.
+  mixture_rows.write(str(tmp_path), mixture_rows.request(['maze'], 710, 1, 0))
+  assert len(read(tmp_path / 'rows.jsonl')) == 710
+
+
 def test_a_part_of_the_generators_has_the_same_questions(folder, tmp_path):
   mixture_rows.write(str(tmp_path), small(names=['chain_sum']))
   whole = [row for row in read(folder / 'rows.jsonl') if row['source'] == 'chain_sum']

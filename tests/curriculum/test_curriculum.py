@@ -452,7 +452,7 @@ def test_a_bad_setting_is_told_when_the_curriculum_is_made(override, message):
 @pytest.mark.parametrize(
   'part, some',
   [
-    ('candidates', 'everything, stream'),
+    ('candidates', 'everything, stream, subset'),
     ('evidence_decay', 'none, reset'),
     ('prior_pooling', 'anchors, fitted_kind, hidden_state, kernel'),
     ('rate_estimate', 'mean, thompson'),
@@ -476,6 +476,7 @@ def test_an_unknown_function_is_told_with_the_valid_ones(part, some):
   [
     ('candidates', dict(fn='stream', multiple=0), 0),
     ('candidates', dict(fn='stream', multiple=1.5), 1.5),
+    ('candidates', dict(fn='subset', limit=0.5), 0.5),
     ('evidence_decay', dict(fn='step', decay=1.01), 1.01),
     ('utility', dict(fn='mopps', target=float('nan')), float('nan')),
     ('prior_pooling', dict(fn='kind', strength=float('inf')), float('inf')),

@@ -104,13 +104,38 @@ def test_thompson_draws_from_the_posterior():
   assert (rate_estimate.mean(alpha, beta, None) == 0.75).all()
 
 
+def test_a_subset_holds_every_free_prompt_equally_often():
+  free_N = np.ones(40, bool)
+  free_N[[3, 8]] = False
+  random, count_N = np.random.default_rng(0), np.zeros(40, int)
+  for _ in range(3800):
+    chosen = candidates.subset(free_N, 2, 0, count_N, random, limit=10)
+    assert (np.diff(chosen) > 0).all() and len(chosen) == 10
+    count_N[chosen] += 1
+  assert not count_N[~free_N].any()
+  # 1,000 each, with a standard deviation of √(3800 · 10/38 · 28/38) = 27.
+  assert (np.abs(count_N[free_N] - 1000) < 4 * 27.2).all()
+
+
+@pytest.mark.parametrize('limit, slots, count', [(38, 2, 38), (1000, 2, 38), (5, 9, 9)])
+def test_a_subset_is_all_free_prompts_up_to_its_limit_and_fills_the_slots(limit, slots, count):
+  free_N = np.ones(40, bool)
+  free_N[[3, 8]] = False
+  chosen = candidates.subset(free_N, slots, 0, None, np.random.default_rng(0), limit=limit)
+  assert len(set(chosen.tolist())) == count and free_N[chosen].all()
+  # Where all are candidates, nothing is drawn: the choice is that of `everything`.
+  random = np.random.default_rng(0)
+  candidates.subset(free_N, slots, 0, None, random, limit=limit)
+  assert (random.random() == np.random.default_rng(0).random()) == (count == 38)
+
+
 def windows(size, slots, multiple=16, seed=5, busy=lambda step: ()):
   """The candidates of steps with so many slots each, and how often each prompt has been one."""
   passes_N, found = np.zeros(size, np.int32), []
   for step, count in enumerate(slots):
     free_N = np.ones(size, bool)
     free_N[list(busy(step))] = False
-    found.append(candidates.stream(free_N, count, seed, passes_N, multiple=multiple))
+    found.append(candidates.stream(free_N, count, seed, passes_N, None, multiple=multiple))
     assert len(set(found[-1].tolist())) == len(found[-1]) == min(count * multiple, free_N.sum())
     assert free_N[found[-1]].all()
     passes_N[found[-1]] += 1

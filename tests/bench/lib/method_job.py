@@ -11,6 +11,7 @@ from tests.bench.lib import smoke
 
 # Methods that the job cannot train, with the reason.
 EXCLUDED = {
+  'bro_rl': 'a group is twice as large as a batch of the tiny job',
   'at_grpo': 'credit to the turns of two agents; the tiny job has one turn',
   'comas': 'credit to the turns of a discussion; the tiny job has one turn',
   'gigpo': 'credit between the turns of an episode; the tiny job has one turn',
