@@ -90,7 +90,7 @@ def minibatch_step(
   )
   metrics = _metrics(spec, state, batch, target, learned_B, sums, norm) | demo_metrics
   metrics['actor/update_norm'] = update_norm
-  if (term := vocabulary_terms.name(spec)) is not None:
+  if (term := spec.objective.vocabulary_term) is not None:
     metrics[f'actor/{term}'] = sums[term]
   if method.batch_stages.reward_kl is not None:
     metrics['critic/reward_kl'] = objective.mean_reward_penalty(method, batch, target)
@@ -222,7 +222,9 @@ def gradient(
   mesh, rules = spec.layout.mesh, spec.layout.rules
 
   def add(total, microbatch, target):
-    term = vocabulary_terms.term(spec, state, microbatch, target)
+    term = None
+    if spec.objective.vocabulary_term is not None:
+      term = vocabulary_terms.term(spec, state, microbatch, target)
 
     def loss(trained: Gradient):
       weights = policy_weights(spec, state.base, trained.params)
@@ -237,7 +239,7 @@ def gradient(
 
   zeros = sharding.keep_layout(jax.tree.map(jnp.zeros_like, trained), mesh, rules)
   over_rows = accumulate_sums if spec.layout.slices > 1 else accumulate
-  more = vocabulary_terms.name(spec)
+  more = spec.objective.vocabulary_term
   names = _SUMS if more is None else (*_SUMS, more)
   return over_rows(spec, packed, target, add, (zeros, {k: jnp.float32(0) for k in names}))
 
@@ -286,7 +288,7 @@ def microbatch_loss(
   loss = _weighted_sum(microbatch.to_tokens(c_BxT), scores[0])
   if target.entropy_weight_BxT is not None:
     loss += _weighted_sum(microbatch.to_tokens(target.entropy_weight_BxT), scores[1])
-  if (name := vocabulary_terms.name(spec)) is not None:
+  if (name := spec.objective.vocabulary_term) is not None:
     assert term_ZxU is not None
     sums[name] = -_weighted_sum(microbatch.to_tokens(target.weight_BxT), term_ZxU)
     loss += sums[name]

@@ -13,20 +13,13 @@ from jaxrl_llm.objective.token_inputs import present
 from jaxrl_llm.types import TrainState
 
 
-def name(spec: StepSpec) -> str | None:
-  """The key of the term in the sums and metrics; None without a term."""
-  if spec.objective.divergence is not None:
-    return 'divergence'
-  return None if spec.objective.score_centering is None else 'score_centering'
-
-
 def term(
   spec: StepSpec, state: TrainState, microbatch: Microbatch, target: objective.Targets
-) -> logprob.VocabularyTerm | None:
+) -> logprob.VocabularyTerm:
   """The term at the predicted tokens of a microbatch; `target` holds its rows."""
   if spec.objective.divergence is not None:
     return _divergence(spec, state, microbatch)
-  return None if spec.objective.score_centering is None else _centering(spec, microbatch, target)
+  return _centering(spec, microbatch, target)
 
 
 def _divergence(
