@@ -30,6 +30,7 @@ from jaxrl_llm.rewards.outcomes import compared
 from jaxrl_llm.types import Batch, Metrics, Params, TrainState
 
 TRAINED_TOKENS = 'training/trained_tokens'
+_TERMS = ('divergence', 'score_centering')
 _SUMS = (*objective.SUMS, 'entropy', 'tokens', 'probs_diff', 'probs_diff_max')
 
 
@@ -90,7 +91,7 @@ def minibatch_step(
   )
   metrics = _metrics(spec, state, batch, target, learned_B, sums, norm) | demo_metrics
   metrics['actor/update_norm'] = update_norm
-  if (term := spec.objective.vocabulary_term) is not None:
+  if (term := _vocabulary_term(spec)) is not None:
     metrics[f'actor/{term}'] = sums[term]
   if method.batch_stages.reward_kl is not None:
     metrics['critic/reward_kl'] = objective.mean_reward_penalty(method, batch, target)
@@ -112,10 +113,7 @@ def minibatch_targets(
   method, leverage_B = spec.objective.method, None
   if method.needs_norms:
     leverage_B = leverage(spec, state.params, batch, state.base)
-  rollout = batch.rollout
-  policies = objective.OtherPolicies(
-    inputs.old, top_id_BxTxK=rollout.top_id_BxTxK, top_logp_BxTxK=rollout.top_logp_BxTxK
-  )
+  policies = objective.OtherPolicies(inputs.old)
   if method.batch_stages.reward_kl is not None:
     packed = pack(spec, batch).without_routes()
     reference_BxT, *_ = all_log_probs(spec, reference_weights(state), packed)
@@ -123,15 +121,18 @@ def minibatch_targets(
   group, slots = spec.layout.group, spec.layout.slots_per_prompt
   target = objective.targets(method, batch, group, inputs.signal, leverage_B, slots, policies)
   if method.needs_versions:
-    version_BxT = rollout.version_BxT
+    version_BxT = batch.rollout.version_BxT
     target = target.with_arrays(
       age_BxT=state.step - version_BxT,
       batch_steps_BxT=jnp.broadcast_to(state.step - inputs.began, version_BxT.shape),
     )
   if method.needs_step:
-    target = target.with_arrays(step_B=jnp.broadcast_to(state.step, rollout.length_B.shape))
+    target = target.with_arrays(step_B=jnp.broadcast_to(state.step, batch.rollout.length_B.shape))
+  if spec.objective.score_centering is not None:
+    top_id_BxTxK, top_logp_BxTxK = batch.rollout.top_id_BxTxK, batch.rollout.top_logp_BxTxK
+    target = target.with_arrays(top_id_BxTxK=top_id_BxTxK, top_logp_BxTxK=top_logp_BxTxK)
   if inputs.turn is not None and inputs.multiplier is not None:
-    target = objective.turn_targets(method, target, rollout, inputs.turn, inputs.multiplier)
+    target = objective.turn_targets(method, target, batch.rollout, inputs.turn, inputs.multiplier)
   return target
 
 
@@ -223,7 +224,7 @@ def gradient(
 
   def add(total, microbatch, target):
     term = None
-    if spec.objective.vocabulary_term is not None:
+    if _vocabulary_term(spec) is not None:
       term = vocabulary_terms.term(spec, state, microbatch, target)
 
     def loss(trained: Gradient):
@@ -239,8 +240,7 @@ def gradient(
 
   zeros = sharding.keep_layout(jax.tree.map(jnp.zeros_like, trained), mesh, rules)
   over_rows = accumulate_sums if spec.layout.slices > 1 else accumulate
-  more = spec.objective.vocabulary_term
-  names = _SUMS if more is None else (*_SUMS, more)
+  names = _SUMS if (name := _vocabulary_term(spec)) is None else (*_SUMS, name)
   return over_rows(spec, packed, target, add, (zeros, {k: jnp.float32(0) for k in names}))
 
 
@@ -288,11 +288,16 @@ def microbatch_loss(
   loss = _weighted_sum(microbatch.to_tokens(c_BxT), scores[0])
   if target.entropy_weight_BxT is not None:
     loss += _weighted_sum(microbatch.to_tokens(target.entropy_weight_BxT), scores[1])
-  if (name := spec.objective.vocabulary_term) is not None:
+  if (name := _vocabulary_term(spec)) is not None:
     assert term_ZxU is not None
     sums[name] = -_weighted_sum(microbatch.to_tokens(target.weight_BxT), term_ZxU)
     loss += sums[name]
   return loss, jax.lax.stop_gradient(sums)
+
+
+def _vocabulary_term(spec: StepSpec) -> str | None:
+  """The stage, and key in sums and metrics, of the term of the loss over the vocabulary; None without one."""
+  return next((x for x in _TERMS if getattr(spec.objective, x) is not None), None)
 
 
 def _weighted_sum(weight_ZxU: jax.Array, x_ZxU: jax.Array) -> jax.Array:

@@ -106,13 +106,6 @@ class ObjectiveSpec(NamedTuple):
     None  # of a teacher with another tokenizer; None: it has the policy's
   )
 
-  @property
-  def vocabulary_term(self) -> str | None:
-    """The key, in sums and metrics, of the term of the loss over the vocabulary; None without one."""
-    if self.divergence is not None:
-      return 'divergence'
-    return None if self.score_centering is None else 'score_centering'
-
 
 class LayoutSpec(NamedTuple):
   """Devices, sharding, and the sizes of a batch."""

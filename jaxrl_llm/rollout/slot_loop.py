@@ -38,8 +38,7 @@ def prepare(
   logits_PxV = decoder.head(model, inputs.params, hidden_PxD, settings.dtype)
   rollout = jax.tree.map(jnp.asarray, inputs.continued)
   if rollout is None:
-    experts = expert_shape(model) if settings.records.experts else None
-    rollout = empty_rollout(B, T, experts, settings.records.top_tokens)
+    rollout = empty_rollout(B, T, expert_shape(model) if settings.records.experts else None)
   if settings.exit_rule is not None and rollout.memory_BxM is None:
     rollout = rollout._replace(memory_BxM=jnp.zeros((B, early_exit.MEMORY_SIZE), jnp.float32))
   if inputs.predict_tokens is not None:
@@ -61,6 +60,8 @@ def prepare(
     greedy_B=inputs.greedy_B,
     prompt_hidden_PxD=hidden_PxD,
   )
+  if settings.records.top_tokens:
+    rollout = _with_first_top_tokens(constants, logits_PxV, rollout)
   return constants, _sample_first_tokens(constants, logits_PxV, rollout), logits_PxV
 
 
@@ -397,11 +398,26 @@ def _sample_first_tokens(
 
   token_B, logp_B = jax.lax.map(draw, row_B, batch_size=min(B, _FIRST_TOKENS_AT_ONCE))
   fresh_B = (rollout.length_B == 0) & (rollout.reason_B == UNFINISHED)
+  return record_tokens(constants, rollout, jnp.where(fresh_B, row_B, B), zeros_B, token_B, logp_B)
+
+
+def _with_first_top_tokens(
+  constants: LoopConstants, logits_PxV: jax.Array, rollout: Rollout
+) -> Rollout:
+  """The rollout with the likeliest tokens where every empty unfinished row begins."""
+  settings, B = constants.settings, len(constants.keys_B)
+  if rollout.top_id_BxTxK is None:
+    shape = B, settings.max_tokens, settings.records.top_tokens
+    top = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+    rollout = rollout._replace(top_id_BxTxK=top[0], top_logp_BxTxK=top[1])
+  row_B = jnp.arange(B, dtype=jnp.int32)
+  id_PxK, logp_PxK = top_tokens(constants, logits_PxV)
+  prompt_B = row_B // settings.rollouts
+  fresh_B = (rollout.length_B == 0) & (rollout.reason_B == UNFINISHED)
   write_B = jnp.where(fresh_B, row_B, B)
-  if settings.records.top_tokens:
-    top = [x_PxK[row_B // settings.rollouts] for x_PxK in top_tokens(constants, logits_PxV)]
-    rollout = record_top_tokens(rollout, write_B, zeros_B, (top[0], top[1]))
-  return record_tokens(constants, rollout, write_B, zeros_B, token_B, logp_B)
+  return record_top_tokens(
+    rollout, write_B, jnp.zeros_like(row_B), (id_PxK[prompt_B], logp_PxK[prompt_B])
+  )
 
 
 def expert_shape(model: ModelConfig) -> jax.ShapeDtypeStruct:
@@ -410,13 +426,8 @@ def expert_shape(model: ModelConfig) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(shape, moe.index_dtype(model))
 
 
-def empty_rollout(
-  rows: int, T: int, experts: jax.ShapeDtypeStruct | None = None, top: int = 0
-) -> Rollout:
-  """Rows without tokens; `experts` is `expert_shape` where expert numbers are recorded.
-
-  `top` is the number of likeliest tokens that are recorded.
-  """
+def empty_rollout(rows: int, T: int, experts: jax.ShapeDtypeStruct | None = None) -> Rollout:
+  """Rows without tokens; `experts` is `expert_shape` where expert numbers are recorded."""
   return Rollout(
     jnp.zeros((rows, T), jnp.int32),
     jnp.zeros((rows, T), jnp.float32),
@@ -426,6 +437,4 @@ def empty_rollout(
     jnp.ones(rows, jnp.float32),
     jnp.zeros((rows, 0), jnp.float32),
     expert_BxTxNxk=None if experts is None else jnp.zeros((rows, T, *experts.shape), experts.dtype),
-    top_id_BxTxK=jnp.zeros((rows, T, top), jnp.int32) if top else None,
-    top_logp_BxTxK=jnp.zeros((rows, T, top), jnp.float32) if top else None,
   )
