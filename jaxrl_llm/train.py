@@ -268,7 +268,7 @@ def _start(
   writer = metrics_log.Writer(directory.sft, 0, jax.process_index() == 0, sync=False)
   with times.on('warm start'), writer:
     on_loss = sft.LossLogger(config.sft.steps, writer.write, screen)
-    rows = context.tables.train
+    rows = context.tables.demonstrations
     state = sft.run(config, context.spec, progress.state, rows, tokenizer, on_loss)
   return progress._replace(state=state)
 

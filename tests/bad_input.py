@@ -30,6 +30,7 @@ from jaxrl_llm.curriculum import (
   selection,
   utility,
 )
+from jaxrl_llm.data import row_filters
 from jaxrl_llm.learner import inner_steps
 from jaxrl_llm.models import decoder
 from jaxrl_llm.objective import activation_noise, divergence, method_spec, score_centering
@@ -82,6 +83,8 @@ STAGES = {
   'rewards.truncate': length_truncation,
   'replay.collect': dynamic_sampling,
   'replay.reuse': reuse,
+  'data.keep': row_filters,
+  'sft.keep': row_filters,
 }
 
 

@@ -65,6 +65,8 @@ TESTS = {
   'curriculum.hint': 'tests/curriculum/test_hint_rules.py',
   'curriculum.labels': 'tests/curriculum/test_labels.py',
   'curriculum.allocation': 'tests/curriculum/test_allocation.py',
+  'data.keep': 'tests/data/test_row_filters.py',
+  'sft.keep': 'tests/data/test_row_filters.py',
   'lora.rank': 'tests/learner/test_lora.py',
   'lora.base_dtype': 'tests/learner/test_quantized_base.py',
 }
@@ -101,7 +103,8 @@ def functions(objective) -> dict[str, str]:
 def changes(name: str, base) -> dict[str, str]:
   """Section and stage → function, where a config's differs from that of `base`; rewards' parts, slots and LoRA, too."""
   own, found = config(name), {}
-  for section in ('objective', 'optimizer', 'rollout', 'rewards', 'replay', 'curriculum'):
+  sections = 'objective optimizer rollout rewards replay curriculum data sft'.split()
+  for section in sections:
     for stage in own[section]:
       fn = getattr(own[section][stage], 'fn', None)
       if fn is not None and fn != base[section][stage].fn:

@@ -614,6 +614,11 @@ def a_star_po(x, s, d):
   return (error**2).mean() / (2 * 0.3 * 1.5)
 
 
+def oapl(x, s, d):
+  error = 0.3 * ((x - d.behavior) * d.mask).sum(1) - (d.reward - soft_value(d)[:, 0])
+  return (error**2).mean() / (2 * 0.3 * 1.5)
+
+
 def vcpo(x, s, d):
   w = np.exp(((s - d.behavior) * d.mask).sum(1))
   a = np.zeros((B, 1))
@@ -1038,6 +1043,17 @@ METHODS = {
     ),
     a_star_po,
     on_policy=False,
+    value=False,
+  ),
+  'oapl': Row(
+    dict(
+      advantage=dict(fn='log_mean_exp', temperature=0.5),
+      ratio='one',
+      trust_region='none',
+      kl=dict(fn='sequence_quadratic_old', coef=0.3 / 1.5),
+      aggregation='sequence_sum',
+    ),
+    oapl,
     value=False,
   ),
   'dppo_tv': Row(

@@ -28,10 +28,10 @@ LEVELS = {
   ),
   'secondary source': (
     *('ad_hint', 'aipo', 'arrol', 'bro_rl', 'dppo', 'forking', 'gdpo', 'grpo_lambda'),
-    *('luspo', 'max_rl', 'mini_rl', 'pear', 'scale_rl', 'xrpo'),
+    *('luspo', 'max_rl', 'mini_rl', 'oapl', 'pear', 'scale_rl', 'xrpo'),
   ),
   'reconstruction': (
-    *('cross_tokenizer', 'duet', 'fimi_rm', 'guide', 'hidden_state', 'minpro', 'openrs', 'otr'),
+    *('cross_tokenizer', 'dereason', 'duet', 'fimi_rm', 'guide', 'hidden_state', 'minpro', 'openrs', 'otr'),
     *('prefix_rl', 'remix', 'rorecomp', 'seele', 'siri', 'stepwiser'),
   ),
 }  # fmt: skip

@@ -54,6 +54,7 @@ WITNESS = dict(
   rlfr=lambda row: row['companion/loss'] >= 0,
   score_centering=lambda row: row['actor/score_centering'] != 0,
   a_star_po=lambda row: row['actor/kl_loss'] > 0,
+  oapl=lambda row: row['actor/kl_loss'] > 0,
   gkd=lambda row: abs(row['actor/divergence']) < 1e-4,  # its teacher has the same weights
   gkd_top_k=lambda row: abs(row['actor/divergence']) < 1e-4,
   sdpo=lambda row: row['distillation/solved'] > 0,
@@ -198,6 +199,8 @@ def shrink_data(c) -> None:
   else:
     c.data.source, c.data.path = 'digits', ''
     c.data.tasks = (dict(name='copy', min_length=1, max_length=3),)
+    if c.data.keep.fn != 'none':
+      c.data.keep, c.data.size = dict(fn='in_range', column='length', above=1.0), 3 * P
   if c.replay.collect.fn != 'none':
     c.replay.collect.patience = 1  # every step has a batch
   if c.replay.collect.fn == 'dars':

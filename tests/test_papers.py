@@ -82,7 +82,7 @@ def test_methods_of_turns_play_a_game(name):
 # Fields in which a method may differ from dapo.py; the job is the same.
 FREE = (
   *('objective', 'learner', 'rollouts', 'prompts', 'rollout', 'curriculum', 'prompt_tokens'),
-  *('lora', 'rewards', 'replay'),
+  *('lora', 'rewards', 'replay', 'sft'),
 )
 
 
@@ -93,7 +93,7 @@ def test_every_config_is_proven_and_trains_the_default_job(name):
   row = settings(**METHODS[proof(name)].settings)
   assert functions(own.objective) == functions(row)
   assert own.objective.reward_shaping.fn in ('none', 'overlong', row.reward_shaping.fn)
-  own.optimizer.outer = dapo.optimizer.outer
+  own.optimizer.outer, own.data.keep = dapo.optimizer.outer, dapo.data.keep
   # Which workers grade is free; what is right is not.
   for setting in ('parts', 'vote', 'truncate', 'workers', 'deadline_s'):
     own.rewards[setting] = dapo.rewards[setting]

@@ -2,9 +2,10 @@
 
 python -m jaxrl_llm.main --config=reward_model --config.rewards.folder=FOLDER   (from the repository's root)
 FOLDER is a …ForSequenceClassification with one label, of a family that config.model supports, such as
-Skywork/Skywork-Reward-V2-Qwen3-0.6B, downloaded before (huggingface-cli download NAME --local-dir FOLDER). It is
-checked before anything is compiled. The conversation is rendered by its own chat template. Prompts are
-configs/rewards/unique_letters.jsonl, without answers; your own: --config.data.path=rows.jsonl.
+Skywork/Skywork-Reward-V2-Qwen3-0.6B, downloaded before (huggingface-cli download NAME --local-dir FOLDER), or one
+that --mode=reward_model trained on pairs (jaxrl_llm/models/README.md). It is checked before anything is compiled. The
+conversation is rendered by its own chat template. Prompts are configs/rewards/unique_letters.jsonl, without answers;
+your own: --config.data.path=rows.jsonl.
 With mode=lag the host scores one batch while the device samples the next. One worker holds one float32 copy of the
 weights: set memory_mb to three times their size, and deadline_s and cpu_s for all completions of a step or an
 evaluation.

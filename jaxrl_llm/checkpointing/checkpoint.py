@@ -322,7 +322,8 @@ def _check_leaves(path: str, expected: Leaves) -> None:
     if saved.get(name) != expected.get(name):
       raise UserError(
         f'{path} does not fit this config: {name} is {saved.get(name, "absent")} there and '
-        f'{expected.get(name, "absent")} here; give the old config, or another --workdir.'
+        f'{expected.get(name, "absent")} here; give the old config and the --mode that trained it, or another '
+        '--workdir.'
       )
 
 

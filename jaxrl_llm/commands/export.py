@@ -24,7 +24,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--dtype',
     default='bfloat16',
-    help='with --mode=export: bfloat16, float16, float32, or q8_0 with --to=FILE.gguf',
+    help='with --mode=export and reward_model: bfloat16, float16, float32; export also q8_0 with --to=FILE.gguf',
   )
   parser.add_argument(
     '--adapter',

@@ -16,6 +16,7 @@ from jaxrl_llm.commands import (
   generate,
   layout,
   report,
+  reward_model,
   serve,
 )
 from jaxrl_llm.commands.processes import Processes
@@ -45,6 +46,10 @@ Modes:
             --plot=curve.svg draws it
   report    writes report.html of the runs in --workdir (commas between them): results, curves, curriculum, time,
             rollouts; of a folder of runs runs.html, which lists and compares them
+  reward_model
+            trains config.model as a reward model on pairs, --config.data.source=jsonl --config.data.path=pairs.jsonl
+            with prompt, chosen and rejected, and writes it to --to=FOLDER for jaxrl_llm.models.reward_model:score and
+            transformers
 """
 
 
@@ -70,6 +75,7 @@ COMMANDS: dict[str, Command] = {
   'layout': layout,
   'fit': fit,
   'report': report,
+  'reward_model': reward_model,
 }
 MODES = ('train', *COMMANDS)
 
@@ -135,7 +141,8 @@ def _near_mode(mode: str) -> str:
 
 # Flags that several modes read.
 _SHARED = {
-  'to': ('export', 'report'),
+  'to': ('export', 'report', 'reward_model'),
+  'dtype': ('export', 'reward_model'),
   'base': ('export', 'generate', 'serve'),
   'topology': ('compile', 'layout'),
   'report': ('compile', 'layout'),
@@ -171,7 +178,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, tuple[str, ...]]]:
   parser.add_argument(
     '--to',
     default='',
-    help='with --mode=export: the folder; default: WORKDIR/export. With --mode=report: the file',
+    help='with --mode=export and reward_model: the folder; default: WORKDIR/export. With --mode=report: the file',
   )
   parser.add_argument(
     '--base',

@@ -32,6 +32,8 @@ class DataConfig(Section):
   # for gym, digits, puzzles, games: each dict(name=, size=|weight=, <its settings>); gym: reasoning-gym generators
   tasks: tuple[Mapping[str, Setting], ...] = ()
   size: int = 0  # rows of the training set; 0 = all (jsonl, files), 1024 (gym, digits)
+  # of these rows, the prompts of RL: in_range(column, above, at_most) keeps those of a difficulty
+  keep: Stage = stage('none')
   seed: int = 0
   system: str = ''  # system message of every prompt
   template: str = '{question}'  # the user's message

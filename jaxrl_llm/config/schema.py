@@ -245,6 +245,16 @@ class SftConfig(Section):
   steps: int = 0
   learning_rate: float = 3e-3
   prompts: int = 64  # demonstrations of a step
+  # of the training set, the demonstrations; data.keep does not count here: in_range(column, above, at_most)
+  keep: Stage = stage('none')
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardModelConfig(Section):
+  """--mode=reward_model: the loss on pairs of completions."""
+
+  # of (r_chosen + r_rejected)² in the loss, which keeps rewards near 0, as in TRL
+  center_rewards_coefficient: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,6 +292,7 @@ class Config(Section):
   mesh: MeshConfig = MeshConfig()
   processes: ProcessesConfig = ProcessesConfig()
   sft: SftConfig = SftConfig()
+  reward_model: RewardModelConfig = RewardModelConfig()
 
   @property
   def longest_prompt_tokens(self) -> int:

@@ -153,6 +153,11 @@ def _check_numbers(c: ConfigLike) -> None:
     raise UserError(
       f'config.optimizer.weight_decay={c.optimizer.weight_decay} must not be below 0.'
     )
+  if not c.reward_model.center_rewards_coefficient >= 0:
+    raise UserError(
+      f'config.reward_model.center_rewards_coefficient={c.reward_model.center_rewards_coefficient} must be a number '
+      'from 0 up.'
+    )
   if c.seed >= 2**31:
     raise UserError(f'config.seed={c.seed} must be below 2**31.')
   if c.lag_steps > 1 and c.mode != 'lag':

@@ -23,6 +23,7 @@ from jaxrl_llm.data.pipeline import (
   render,
   with_question,
 )
+from jaxrl_llm.data.preferences import load_pairs
 from jaxrl_llm.data.row_columns import Columns
 from jaxrl_llm.data.traits import kinds
 
@@ -39,6 +40,7 @@ __all__ = [
   'encode',
   'kinds',
   'load',
+  'load_pairs',
   'load_rows',
   'make_table',
   'pad_rows',

@@ -71,6 +71,26 @@ def records(
         yield where, _parse_json(line, where)
 
 
+def separate(
+  rows: list[Row],
+  read_eval: Callable[[str, str], list[Row]],
+  data: DataConfig,
+  held_out: int,
+  where: str,
+) -> tuple[list[Row], list[Row]]:
+  """Returns (training rows, held-out rows) without a common question.
+
+  Held-out rows are of data.eval_path, which `read_eval(path, field)` reads, or of a split. `where` names the rows in
+  messages. Raises UserError as `without_questions`.
+  """
+  path = data.get('eval_path', '')
+  if not path:
+    return split(rows, held_out, data.seed, where)
+  eval_rows = read_eval(path, 'config.data.eval_path')
+  training_rows = without_questions(rows, eval_rows, where, f'config.data.eval_path={path!r}')
+  return training_rows, choose(eval_rows, held_out, data.seed)
+
+
 def split(rows: list[Row], held_out: int, seed: int, where: str) -> tuple[list[Row], list[Row]]:
   """Returns a seeded split by question with at most a fifth of the questions held out."""
   keys = sorted({question_key(row) for row in rows}, key=_hash_order(seed))

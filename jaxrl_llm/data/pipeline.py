@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import hashlib
 import string
 from collections.abc import Collection, Sequence
@@ -12,8 +14,8 @@ import grain
 import numpy as np
 from absl import logging
 
-from jaxrl_llm.config.stages import choices
-from jaxrl_llm.data import benchmarks, files, sources
+from jaxrl_llm.config import stages
+from jaxrl_llm.data import benchmarks, files, row_filters, sources
 from jaxrl_llm.types import JsonValue, Prompts, Row, UserError
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class Tables(NamedTuple):
 
   train: PromptTable
   held_out: PromptTable  # may have no rows
+  demonstrations: PromptTable  # of the supervised start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +65,11 @@ class PromptTable:
     """The prompt tokens of each row of a file, from which `kinds` forms traits; None for rows of a generator."""
     return np.array([len(t) for t in self.tokens], np.int32) if self.from_files else None
 
+  @functools.cached_property
+  def sources(self) -> list[str]:
+    """The sources of the rows, those with the most rows first."""
+    return [s for s, _ in collections.Counter(sorted(r.source for r in self.rows)).most_common()]
+
   def rows_of(self, prompts: Prompts) -> list[Row]:
     """Returns the row of each prompt of a step."""
     return [self.rows[i] for i in prompts.index_P]
@@ -81,6 +89,8 @@ class RowSets(NamedTuple):
 
   train: Sequence[Row]
   held_out: Sequence[Row]  # may have no rows
+  # of the supervised start; the same list as `train` where none is filtered
+  demonstrations: Sequence[Row]
   verifier: str = ''  # reward function of the rows of a benchmark; '' = config.rewards
 
 
@@ -90,10 +100,9 @@ def load(config: Config, tokenizer: Tokenizer, rows: RowSets | None = None) -> T
   `rows` are those of `load_rows`. Raises UserError as `load_rows` does, and where all prompts, or one of a
   benchmark, are longer than config.prompt_tokens.
   """
-  train, held_out, verifier = rows or load_rows(config)
-  train_table, held_out_table = (
-    make_table(part, config.data, config.prompt_tokens, tokenizer) for part in (train, held_out)
-  )
+  train, held_out, demonstrations, verifier = rows or load_rows(config)
+  table = lambda part: make_table(part, config.data, config.prompt_tokens, tokenizer)  # noqa: E731
+  train_table, held_out_table = table(train), table(held_out)
   if verifier and held_out_table.dropped:
     longest = max(map(len, encoded(held_out, config.data, tokenizer)))
     raise UserError(
@@ -101,15 +110,17 @@ def load(config: Config, tokenizer: Tokenizer, rows: RowSets | None = None) -> T
       f'{config.evaluation.benchmark!r} are longer than config.prompt_tokens={config.prompt_tokens}, and an accuracy '
       f'without them would not compare with others; raise it to {longest}.'
     )
-  return Tables(train_table, dataclasses.replace(held_out_table, verifier=verifier))
+  learned = train_table if demonstrations is train else table(demonstrations)
+  return Tables(train_table, dataclasses.replace(held_out_table, verifier=verifier), learned)
 
 
 def load_rows(config: Config) -> RowSets:
   """Reads the rows of config.data, and of config.evaluation.benchmark; no tokenizer is needed.
 
-  Raises UserError for an unknown source, errors of the source, and an invalid template.
+  Training rows are those of config.data.keep, and demonstrations those of config.sft.keep. Raises UserError for an
+  unknown source, errors of the source and of both filters, and an invalid template.
   """
-  data, valid = config.data, choices(sources)
+  data, valid = config.data, stages.choices(sources)
   if data.source not in valid:
     raise UserError(
       f'config.data.source={data.source!r} is unknown; choose one of: {", ".join(sorted(valid))}; jsonl '
@@ -123,11 +134,23 @@ def load_rows(config: Config) -> RowSets:
   _check_template(data.template)
   evaluation, read = config.evaluation, valid[data.source]
   if not evaluation.benchmark:
-    return RowSets(*read(data, evaluation.prompts))
+    return _filtered(config, *read(data, evaluation.prompts))
   benchmark = benchmarks.read(evaluation.benchmark, evaluation.prompts, data.seed)
   where = f'{benchmarks.FIELD}={evaluation.benchmark!r}'
   train = files.without_questions(read(data, 0)[0], benchmark.rows, 'config.data', where)
-  return RowSets(train, benchmark.rows, benchmark.verifier)
+  return _filtered(config, train, benchmark.rows)._replace(verifier=benchmark.verifier)
+
+
+def _filtered(config: Config, train: Sequence[Row], held_out: Sequence[Row]) -> RowSets:
+  """The rows of RL and of the supervised start, where there is one; held-out rows are never filtered."""
+  keep, learn = (
+    stages.active(stages.pick(row_filters, settings, field))
+    for settings, field in ((config.data.keep, 'data.keep'), (config.sft.keep, 'sft.keep'))
+  )
+  prompts = keep(train, 'config.data.keep') if keep else train
+  if not config.sft.steps or not (keep or learn):
+    return RowSets(prompts, held_out, prompts)
+  return RowSets(prompts, held_out, learn(train, 'config.sft.keep') if learn else train)
 
 
 def make_table(

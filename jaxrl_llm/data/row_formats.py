@@ -40,7 +40,7 @@ def to_row(record: JsonValue, where: str, data: DataConfig | Mapping, source: st
   check(record, where)
   names = data.get('columns', {})
   name = _prompt_column(record, names.get('question', ''), where)
-  prompt = _prompt(column_value(record, name), f'{where}: {name!r}')
+  prompt = read_prompt(column_value(record, name), f'{where}: {name!r}')
   column, raw = _find_column(record, names.get('answer', ''), _ANSWERS, 'answer', where)
   answer = _answer(raw, where, data)
   source_column, row_source = _find_column(
@@ -95,7 +95,8 @@ def _prompt_column(record: dict, configured: str, where: str) -> str:
   return next((name for name in present if isinstance(record[name], list)), present[0])
 
 
-def _prompt(value: JsonValue, where: str) -> str | list[dict[str, str]]:
+def read_prompt(value: JsonValue, where: str) -> str | list[dict[str, str]]:
+  """The text or the messages of a prompt, without empty fields. Raises UserError for anything else."""
   if isinstance(value, str) and value.strip():
     return value
   if isinstance(value, list) and value:

@@ -6,6 +6,7 @@ Each is `f(data, held_out) -> (training rows, held-out rows)`, deterministic in 
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import TYPE_CHECKING
 
@@ -69,7 +70,8 @@ def jsonl(data: DataConfig, held_out: int) -> tuple[list[Row], list[Row]]:
   """
   where = f'config.data.path={data.path!r}'
   all_rows = readers.read(data.path, 'config.data.path', data)
-  training_rows, held_out_rows = _separate(all_rows, data, held_out, where)
+  read_eval = functools.partial(readers.read, data=data)
+  training_rows, held_out_rows = readers.separate(all_rows, read_eval, data, held_out, where)
   return readers.first(training_rows, data.size, where), held_out_rows
 
 
@@ -97,8 +99,10 @@ def files(data: DataConfig, held_out: int) -> tuple[list[Row], list[Row]]:
     for row in readers.read(entry['path'], field, data, name, **selection):
       rows.setdefault(row.id, (index, row))
   entry_of_row = {row.id: index for index, row in rows.values()}
-  training_rows, held_out_rows = _separate(
-    [row for _, row in rows.values()], data, held_out, 'config.data.files'
+  read_eval = functools.partial(readers.read, data=data, source=_stem(data.get('eval_path', '')))
+  all_rows = [row for _, row in rows.values()]
+  training_rows, held_out_rows = readers.separate(
+    all_rows, read_eval, data, held_out, 'config.data.files'
   )
   parts: list[list[Row]] = [[] for _ in entries]
   for row in training_rows:
@@ -139,19 +143,6 @@ def _weighted(parts: list[list[Row]], weights: list[float], size: int) -> list[l
     )
   counts = tasks.shares(rows, weights)
   return [part[:count] for part, count in zip(parts, counts, strict=True)]
-
-
-def _separate(
-  rows: list[Row], data: DataConfig, held_out: int, where: str
-) -> tuple[list[Row], list[Row]]:
-  """(training rows, held-out rows) without a common question."""
-  if data.get('eval_path', ''):
-    name = 'jsonl' if data.source == 'jsonl' else _stem(data.eval_path)
-    eval_rows = readers.read(data.eval_path, 'config.data.eval_path', data, name)
-    eval_where = f'config.data.eval_path={data.eval_path!r}'
-    training_rows = readers.without_questions(rows, eval_rows, where, eval_where)
-    return training_rows, readers.choose(eval_rows, held_out, data.seed)
-  return readers.split(rows, held_out, data.seed, where)
 
 
 def digits(data: DataConfig, held_out: int) -> tuple[list[Row], list[Row]]:

@@ -51,9 +51,12 @@ def make_row(
 
 
 def question_key(row: Row) -> str:
-  """Returns a key that is equal for rows of the same question up to surrounding white space."""
+  """Returns a key that is equal for rows of the same question up to surrounding white space.
+
+  Of a row without a question, its id.
+  """
   if not row.messages:
-    return row.question.strip()
+    return row.question.strip() or row.id
   return json.dumps([[m['role'], m['content'].strip()] for m in row.messages])
 
 

@@ -195,6 +195,11 @@ def _update(
   )
 
 
+def microbatch_tokens(config: Config, mesh: jax.sharding.Mesh) -> int:
+  """Tokens of one gradient-accumulation pass on a device."""
+  return config.learner.microbatch_tokens or (_CPU_TOKENS if on_cpu(mesh) else _TOKENS)
+
+
 def _packing(
   config: Config, model: ModelSpec, mesh: jax.sharding.Mesh, batch: tuple[int, int]
 ) -> PackingSpec:
@@ -213,7 +218,7 @@ def _packing(
   bin_tokens = max(longest, min(max(whole, short), _WHOLE_GROUP, prompts * whole))
   most = -(-rows * longest // bin_tokens)  # bins that hold every row beside a prompt of its own
   recurrent = any(m.is_recurrent for m in (model.config, model.teacher) if m is not None)
-  tokens = config.learner.microbatch_tokens or (_CPU_TOKENS if on_cpu(mesh) else _TOKENS)
+  tokens = microbatch_tokens(config, mesh)
   if model.config.is_exact and bin_tokens > exact.MOST_COLUMNS:
     raise UserError(
       f'config.prompt_tokens={config.prompt_tokens} and config.completion_tokens={T} need {bin_tokens} columns, and '

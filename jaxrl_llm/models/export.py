@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jaxrl_llm.models.model_folder import read_json
 from jaxrl_llm.types import JsonObject, JsonValue, Model, ModelConfig, UserError
 
 DTYPES = ('bfloat16', 'float16', 'float32')
+SHARD_BYTES = 5 * 10**9  # of a safetensors file
 # Copied from the folder that the model was loaded from, where they exist.
 _TOKENIZER_FILES = (
   'tokenizer.json',
@@ -36,16 +37,16 @@ def save(
   *,
   dtype: str = 'bfloat16',
   card: str = '',
-  shard_bytes: int = 5 * 10**9,
+  shard_bytes: int = SHARD_BYTES,
 ) -> str:
   """Write config.json, safetensors of at most `shard_bytes` each, the tokenizer and README.md; returns `folder`.
 
   Raises UserError as `staged_folder` does.
   """
   with staged_folder(folder, dtype, card) as part:
-    write_json(part, 'config.json', _config_json(model, dtype))
-    _write_weights(part, model, dtype, shard_bytes)
-    _write_tokenizer(part, model)
+    write_json(part, 'config.json', config_json(model, dtype))
+    write_weights(part, named_tensors(model), dtype, shard_bytes)
+    write_tokenizer(part, model)
   return folder
 
 
@@ -75,7 +76,7 @@ def staged_folder(folder: str, dtype: str, card: str) -> Iterator[str]:
   os.rename(part, folder)
 
 
-def _config_json(model: Model, dtype: str) -> JsonObject:
+def config_json(model: Model, dtype: str) -> JsonObject:
   """The config.json of the model's own folder, or one derived from its ModelConfig."""
   raw = read_json(model.name, 'config.json') if os.path.isdir(model.name) else {}
   if isinstance(raw.get('text_config'), dict):  # a multimodal model is exported as its text decoder
@@ -137,9 +138,12 @@ def named_tensors(model: Model) -> Iterator[tuple[str, np.ndarray]]:
       yield tensor.name, value
 
 
-def _write_weights(folder: str, model: Model, dtype: str, shard_bytes: int) -> None:
+def write_weights(
+  folder: str, tensors: Iterable[tuple[str, np.ndarray]], dtype: str, shard_bytes: int = SHARD_BYTES
+) -> None:
+  """Write named tensors as safetensors of at most `shard_bytes` each, with an index where there are several."""
   shards, room_bytes = [], 0
-  for name, value in named_tensors(model):
+  for name, value in tensors:
     size_bytes = value.size * jnp.dtype(dtype).itemsize
     if not shards or size_bytes > room_bytes:
       shards.append([])
@@ -160,7 +164,8 @@ def _write_weights(folder: str, model: Model, dtype: str, shard_bytes: int) -> N
     write_json(folder, 'model.safetensors.index.json', index)
 
 
-def _write_tokenizer(folder: str, model: Model) -> None:
+def write_tokenizer(folder: str, model: Model) -> None:
+  """Copy the tokenizer's files of the model's own folder, or write those of a tokenizer without one."""
   if os.path.isdir(model.name):
     for name in _TOKENIZER_FILES:
       if os.path.exists(os.path.join(model.name, name)):

@@ -12,21 +12,19 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.models import decoder, huggingface, size_limits, tokenizer
-from jaxrl_llm.types import ModelConfig, Params, Settings, UserError
+from jaxrl_llm.models import decoder, export, huggingface, size_limits, tokenizer
+from jaxrl_llm.types import Array, Model, ModelConfig, Params, Settings, UserError
 
 _HEAD = 'score.weight'
 _BATCH_ROWS = 8
-_MIN_TOKENS = (
-  32  # of a padded row; longer rows are padded to a power of two, which compiles few shapes
-)
+_MIN_TOKENS = 32  # of a padded row
 
 
 class RewardModel(NamedTuple):
@@ -68,6 +66,39 @@ def _load_without_params(folder: str) -> RewardModel:
   return RewardModel(config, {}, head_1xD[0], tokenizer.from_folder(folder, raw))
 
 
+def save(
+  folder: str,
+  model: Model,
+  head_D: np.ndarray,
+  *,
+  dtype: str,
+  last_ids: Container[int] = (),
+  card: str = '',
+) -> None:
+  """Write a decoder and its head for one score as a folder of …ForSequenceClassification, which `load` reads.
+
+  `last_ids` are tokens with which conversations end. Raises UserError as `export.staged_folder` does.
+  """
+  raw = export.config_json(model, dtype)
+  architecture = raw['architectures'][0].replace('ForCausalLM', 'ForSequenceClassification')
+  # transformers reads the score at the last token that is no padding, or without a padding token at the last one, of
+  # one conversation at a time. It counts labels by their names.
+  pad = model.tokenizer.pad_id
+  raw |= dict(architectures=[architecture], pad_token_id=None if pad in last_ids else pad)
+  raw |= dict(id2label={'0': 'LABEL_0'}, label2id={'LABEL_0': 0})
+  with export.staged_folder(folder, dtype, card) as part:
+    export.write_json(part, 'config.json', raw)
+    tensors = (*export.named_tensors(model), (_HEAD, np.asarray(head_D)[None]))
+    export.write_weights(part, tensors, dtype)
+    export.write_tokenizer(part, model)
+
+
+def without_language_head(model: Model) -> Model:
+  """The decoder of a reward model: tied embeddings need no tensor for a language head, which it lacks."""
+  params = {name: part for name, part in model.params.items() if name != 'head'}
+  return model._replace(config=dataclasses.replace(model.config, tied=True), params=params)
+
+
 def score_token_ids(model: RewardModel, rows: Sequence[Sequence[int]]) -> list[float]:
   """w·h per row of token ids, with h the final hidden state of the row's last token, in float32.
 
@@ -81,7 +112,7 @@ def score_token_ids(model: RewardModel, rows: Sequence[Sequence[int]]) -> list[f
   scores: list[float] = []
   for start in range(0, len(rows), _BATCH_ROWS):
     batch = rows[start : start + _BATCH_ROWS]
-    width = max(_MIN_TOKENS, 2 ** math.ceil(math.log2(max(map(len, batch)))))
+    width = padded_tokens(batch)
     tokens_BxS = np.zeros((_BATCH_ROWS, width), np.int32)
     length_B = np.ones(_BATCH_ROWS, np.int32)
     for b, ids in enumerate(batch):
@@ -89,6 +120,11 @@ def score_token_ids(model: RewardModel, rows: Sequence[Sequence[int]]) -> list[f
     score_B = _score_batch(model.config, model.params, model.head_D, tokens_BxS, length_B)
     scores += np.asarray(score_B)[: len(batch)].tolist()
   return scores
+
+
+def padded_tokens(rows: Sequence[Sequence[int] | np.ndarray]) -> int:
+  """The width that rows are padded to: a power of two, which compiles few shapes."""
+  return max(_MIN_TOKENS, 2 ** math.ceil(math.log2(max(map(len, rows)))))
 
 
 def score(prompts: Sequence[Any], completions: Sequence[Any], *, folder: str) -> list[float]:
@@ -99,13 +135,14 @@ def score(prompts: Sequence[Any], completions: Sequence[Any], *, folder: str) ->
   """
   model = _load_cached(folder)
   texts = [
-    _conversation(model.tokenizer, prompt, completion)
+    conversation(model.tokenizer, prompt, completion)
     for prompt, completion in zip(prompts, completions, strict=True)
   ]
   return score_token_ids(model, [model.tokenizer.encode(text) for text in texts])
 
 
-def _conversation(codec: tokenizer.Tokenizer, prompt: Any, completion: Any) -> str:
+def conversation(codec: tokenizer.Tokenizer, prompt: Any, completion: Any) -> str:
+  """The text that is scored: both messages or both text; special tokens that the completion spells are removed."""
   if isinstance(completion, str):
     return prompt + _without_special_tokens(codec, completion)
   messages = [dict(m, content=_without_special_tokens(codec, m['content'])) for m in completion]
@@ -139,17 +176,33 @@ def _without_special_tokens(codec: tokenizer.Tokenizer, text: str) -> str:
 _load_cached = functools.lru_cache(maxsize=1)(load)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _score_batch(
+def scores(
   config: ModelConfig,
   params: Params,
-  head_D: np.ndarray,
-  tokens_BxS: np.ndarray,
-  length_B: np.ndarray,
+  head_D: Array,
+  tokens_BxS: Array,
+  length_B: Array,
+  *,
+  dtype: str = 'float32',
+  remat: bool = False,
+  gather: Callable[[Params], Params] | None = None,
 ) -> jax.Array:
+  """The scores [B] in float32 of rows padded on the right; `dtype`, `remat` and `gather` as for `decoder.apply`."""
   B, S = tokens_BxS.shape
   positions_BxS = jnp.broadcast_to(jnp.arange(S), (B, S))
   mask_BxSxS = decoder.causal(positions_BxS < length_B[:, None])
-  hidden_BxSxD, *_ = decoder.apply(config, params, tokens_BxS, positions_BxS, mask_BxSxS)
+  hidden_BxSxD, *_ = decoder.apply(
+    config,
+    params,
+    tokens_BxS,
+    positions_BxS,
+    mask_BxSxS,
+    dtype=dtype,
+    remat=remat,
+    gather=gather,
+  )
   last_BxD = jnp.take_along_axis(hidden_BxSxD, length_B[:, None, None] - 1, axis=1)[:, 0]
-  return last_BxD @ head_D
+  return last_BxD.astype(jnp.float32) @ head_D
+
+
+_score_batch = jax.jit(scores, static_argnums=0)

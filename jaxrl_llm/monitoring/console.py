@@ -29,6 +29,8 @@ _LINE_METRICS = 7  # most metrics of a plain line
 # (label, metrics, format), the most important first.
 _METRICS = (
   ('reward', ('critic/score/mean',), '{:.2f}'),
+  ('loss', ('reward_model/loss',), '{:.3f}'),
+  ('accuracy', ('reward_model/accuracy',), '{:.0%}'),
   ('success', ('curriculum/observed_success',), '{:.0%}'),
   ('mixed', ('curriculum/mixed_share',), '{:.0%}'),
   ('tokens', ('response_length/mean',), '{:.1f}'),

@@ -105,7 +105,19 @@ def sequence_quadratic(tokens: Tokens, *, coef: float = 0.001) -> tuple[jax.Arra
   With coef = β₂ and an unclipped A of the whole row this is least squares, (A − β₂·D)² / (2·β₂). arXiv:2505.20686
   (A*-PO).
   """
-  moved_Bx1 = -row_sum(_gap(tokens), tokens.mask_BxT)
+  return _squared_row(tokens, -_gap(tokens), coef)
+
+
+def sequence_quadratic_old(tokens: Tokens, *, coef: float = 0.001) -> tuple[jax.Array, jax.Array]:
+  """`sequence_quadratic` with D = Σ_t (log π − log π_old): the policy that sampled is the reference.
+
+  Formula from third-party notes. arXiv:2602.19362 (OAPL), arXiv:2603.05218 (KARL).
+  """
+  return _squared_row(tokens, tokens.logp_BxT - tokens.old_BxT, coef)
+
+
+def _squared_row(tokens: Tokens, moved_BxT: jax.Array, coef: float) -> tuple[jax.Array, jax.Array]:
+  moved_Bx1 = row_sum(moved_BxT, tokens.mask_BxT)
   length_Bx1 = jnp.maximum(tokens.mask_BxT.sum(1, keepdims=True), 1)
   shared = jnp.ones_like(tokens.logp_BxT)
   return -coef * moved_Bx1 * shared, moved_Bx1**2 / 2 / length_Bx1 * shared

@@ -16,6 +16,7 @@ from jaxrl_llm.runner import (
   prompt_encoding,
   sharded_grading,
   shared_groups,
+  source_metrics,
 )
 from jaxrl_llm.runner.context import (
   Choice,
@@ -127,6 +128,8 @@ def finish(context: RunContext, pool: ScorePool, received: ReceivedStep) -> Land
     prompt_encoding.store(context.selection.curriculum.features, encoded)
   metrics |= _observe(context, batch, finished_P) | graded.metrics | held_metrics
   metrics |= log_records.metrics(batch)
+  if len(sources := context.tables.train.sources) > 1:
+    metrics |= source_metrics.metrics(graded, sources)
   records = _rollout_records(context, graded, index)
   if index == 0 and context.grading.vote is None and context.episodes is None:
     metrics |= grading.first_step_metrics(context, pool, graded)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import cast
 
 import jax
@@ -138,16 +138,28 @@ def smaller_rollouts(config: Config, spec: StepSpec) -> Iterator[Changes]:
 @contextlib.contextmanager
 def explained(config: Config, spec: StepSpec) -> Iterator[None]:
   """Turns RESOURCE_EXHAUSTED of a compiled step into a UserError that names settings with which it needs less."""
+  remedy = lambda: (  # noqa: E731
+    f'the update needs less with {_options(smaller_updates(config, spec))}, and sampling with '
+    f'{_options(smaller_rollouts(config, spec))}'
+  )
+  with exhaustion_explained(spec.layout.mesh, 'the step', remedy):
+    yield
+
+
+@contextlib.contextmanager
+def exhaustion_explained(
+  mesh: jax.sharding.Mesh, program: str, remedy: Callable[[], str]
+) -> Iterator[None]:
+  """Turns RESOURCE_EXHAUSTED of `program` on the devices of a mesh into a UserError with `remedy()`."""
   try:
     yield
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
-    kind = spec.layout.mesh.devices.flat[0].device_kind
+    kind = mesh.devices.flat[0].device_kind
     reason = str(error).strip().splitlines()[0]
     raise UserError(
-      f'the step does not fit into the memory of a {kind} ({reason}); the update needs less with '
-      f'{_options(smaller_updates(config, spec))}, and sampling with {_options(smaller_rollouts(config, spec))}.'
+      f'{program} does not fit into the memory of a {kind} ({reason}); {remedy()}.'
     ) from error
 
 

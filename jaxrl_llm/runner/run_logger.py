@@ -98,7 +98,7 @@ class RunLogger:
     self._screen.step(metrics, self._difficulty)
     for alarm in raised:
       self._screen.warn(alarm.text + self._dump(pending, alarm))
-    _check_skipped(metrics, context.config)
+    check_skipped(metrics, context.config)
     context.grading.failures.check()
     context.health.check(raised)
     if pending.step % context.config.monitoring.rollouts_every == 0:
@@ -184,7 +184,8 @@ class _CompileTimes:
     return {key: value for key, value in entries if isinstance(value, int | float)}
 
 
-def _check_skipped(metrics: dict[str, float], config: Config) -> None:
+def check_skipped(metrics: dict[str, float], config: Config) -> None:
+  """Raises UserError where as many updates in a row were skipped as config.optimizer.max_skipped allows."""
   skipped = metrics['actor/skipped_updates']
   if skipped >= config.optimizer.max_skipped:
     raise UserError(

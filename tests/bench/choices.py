@@ -175,11 +175,11 @@ def write_mixture(folder: str, is_smoke: bool) -> tuple[str, ...]:
   return f'data.path={folder}/rows.jsonl', f'data.eval_path={folder}/held_out.jsonl'
 
 
-def mixture_start(folder: str, more: tuple[str, ...]) -> tuple[str, ...]:
-  """Train the supervised start of the mixture unless it is there; returns the overrides of runs from it."""
+def supervised_start(name: str, folder: str, more: tuple[str, ...]) -> tuple[str, ...]:
+  """Train the supervised start of a job unless it is there; returns the overrides of runs from it."""
   model, run = os.path.join(folder, 'model'), os.path.join(folder, 'run')
   if not os.path.isdir(model):
-    config = job('mixture', 'uniform', 0, (*more, 'steps=0', 'evaluation.every=0'))
+    config = job(name, 'uniform', 0, (*more, 'steps=0', 'evaluation.every=0'))
     train.run(config, run)
     part = os.path.join(folder, 'part')
     shutil.rmtree(part, ignore_errors=True)
@@ -222,7 +222,7 @@ def main() -> None:
   if options.job == 'mixture':
     more += write_mixture(os.path.abspath(os.path.join(options.out, 'mixture_rows')), options.smoke)
     start = os.path.abspath(os.path.join(options.out, 'mixture_start'))
-    more += mixture_start(start, more)
+    more += supervised_start('mixture', start, more)
   for seed in filter(None, options.seeds.split(',')):
     for rule in options.rules.split(','):
       folder = os.path.join(out, f'{rule}_{seed}')

@@ -91,7 +91,7 @@ def test_an_unknown_source_is_told():
 
 
 def test_prompts_are_padded_and_numbered():
-  train, held_out = data.load(config_of(), TOKENIZER)
+  train, held_out, _ = data.load(config_of(), TOKENIZER)
   assert len(train) == 40 and len(held_out) == 200
   prompts = train.prompts([3, 0, 3])
   assert prompts.tokens_PxL.shape == (3, 64) and prompts.tokens_PxL.dtype == np.int32
@@ -104,7 +104,7 @@ def test_prompts_are_padded_and_numbered():
 
 @pytest.mark.parametrize('indices', [[40], [-1], [0, 100]])
 def test_no_row_beyond_the_table(indices):
-  train, _ = data.load(config_of(), TOKENIZER)
+  train = data.load(config_of(), TOKENIZER).train
   with pytest.raises(IndexError, match='from 0 to 39'):
     train.prompts(indices)
 
@@ -156,3 +156,8 @@ def test_the_fingerprint_covers_extra_fields_and_ignores_the_order_of_sets():
   assert mark(dict(a={'x', 'y', 'z'}, b=1)) == mark(dict(b=1, a={'z', 'y', 'x'}))
   assert mark(dict(a=object())) == mark(dict(a=object()))
   assert mark({1: 'a', 'b': np.arange(2)}) == mark({'b': np.arange(2), 1: 'a'})
+
+
+def test_sources_are_ordered_by_their_rows():
+  rows = [make_row(source, f'q{i}', 'a', {}) for i, source in enumerate('bacabcc')]
+  assert pipeline.make_table(rows, config_of().data, 64, TOKENIZER).sources == ['c', 'a', 'b']

@@ -214,6 +214,7 @@ DEFAULTS = {
     receding=[0.001, 50, 10, 0.1, 0.5],
     quadratic=[0.1],
     sequence_quadratic=[0.001],
+    sequence_quadratic_old=[0.001],
     covariance=[1.0, 0.0002],
     hinge=[1000.0, 1e-4],
   ),
@@ -583,17 +584,19 @@ def test_kimi_without_its_regulariser_is_reinforce():
   same(run(d, **of('kimi', kl=dict(fn='quadratic', coef=0.0)))[0], plain)
 
 
-def test_a_star_po_is_at_rest_at_the_optimum_of_its_regularized_objective():
-  """A group of equally likely answers of the reference, π* = π_ref·e^{(R − V*)/β}: no row has a gradient."""
+@pytest.mark.parametrize('name', ['a_star_po', 'oapl'])
+def test_least_squares_of_rows_rest_at_the_optimum_of_their_regularized_objective(name):
+  """A group of equally likely answers of the anchor, π* = π_anchor·e^{(R − V*)/β}: no row has a gradient."""
   d, beta = data(), 0.4
   share = np.exp(d.reward / beta)
-  share /= np.repeat(share.reshape(-1, G).mean(1), G)  # π* / π_ref of a row
-  d.x = d.reference + np.log(share)[:, None] / d.length[:, None]
+  share /= np.repeat(share.reshape(-1, G).mean(1), G)  # π* / π_anchor of a row
+  anchor = d.reference if name == 'a_star_po' else d.behavior
+  d.x = anchor + np.log(share)[:, None] / d.length[:, None]
   advantage = dict(fn='log_mean_exp', temperature=beta)
-  rest = dict(fn='sequence_quadratic', coef=beta / (1 + beta))
-  got = run(d, **of('a_star_po', advantage=advantage, kl=rest))[0]
+  rest = dict(fn=METHODS[name].settings['kl']['fn'], coef=beta / (1 + beta))
+  got = run(d, **of(name, advantage=advantage, kl=rest))[0]
   np.testing.assert_allclose(got, 0, atol=1e-12)
-  assert np.abs(run(d, **of('a_star_po', advantage=advantage, kl='none'))[0]).max() > 0.01
+  assert np.abs(run(d, **of(name, advantage=advantage, kl='none'))[0]).max() > 0.01
 
 
 @pytest.mark.parametrize('fn', ['total_variation', 'binary_kl'])
@@ -872,6 +875,8 @@ def test_penalties_on_the_drift_have_the_values_they_are_said_to_have():
   got = run(d, kl='sequence_quadratic', aggregation='sequence_sum')[1]['kl_loss']
   rows = ((d.x - d.reference) * d.mask).sum(1)
   assert got == pytest.approx((rows**2 / 2).mean())
+  got = run(d, kl='sequence_quadratic_old', aggregation='sequence_sum')[1]['kl_loss']
+  assert got == pytest.approx((moved.sum(1) ** 2 / 2).mean())
   drift = -(weight * moved).sum()
   got = run(d, kl=dict(fn='hinge', coef=7.0, delta=0.01), aggregation='token_mean')[1]['kl_loss']
   assert drift > 0.01 and got == pytest.approx((drift - 0.01) * drift)
