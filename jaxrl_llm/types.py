@@ -111,6 +111,10 @@ class Rollout(NamedTuple):
   memory_BxM: Array | None = None
   # int32, the step whose noise drew a token: before born_P where a draft was accepted. None: not recorded
   noise_BxT: Array | None = None
+  # int32, the likeliest tokens of the distribution that a token was sampled from, by falling probability, and float32,
+  # their log-probs over the whole vocabulary. None: not recorded
+  top_id_BxTxK: Array | None = None
+  top_logp_BxTxK: Array | None = None
 
 
 class Solutions(NamedTuple):

@@ -33,7 +33,7 @@ from jaxrl_llm.curriculum import (
 from jaxrl_llm.data import row_filters
 from jaxrl_llm.learner import inner_steps
 from jaxrl_llm.models import decoder
-from jaxrl_llm.objective import activation_noise, divergence, method_spec
+from jaxrl_llm.objective import activation_noise, divergence, method_spec, score_centering
 from jaxrl_llm.replay import dynamic_sampling, reuse
 from jaxrl_llm.rewards import length_truncation, majority_vote, verifiers
 from jaxrl_llm.rollout import (
@@ -59,6 +59,7 @@ STAGES = {
   **{f'objective.{stage}': module for stage, module in method_spec.STAGES.items()},
   'objective.activation_noise': activation_noise,
   'objective.divergence': divergence,
+  'objective.score_centering': score_centering,
   **{
     f'curriculum.{module.__name__.rpartition(".")[2]}': module
     for module in (

@@ -42,6 +42,7 @@ TESTS = {
   'objective.distillation=solved_by_group': 'tests/learner/test_solutions.py',
   'objective.distillation=solved_by_data': 'tests/learner/test_solutions.py',
   'objective.divergence': 'tests/learner/test_teacher_divergence.py',
+  'objective.score_centering': 'tests/learner/test_centered_scores.py',
   'objective.entropy_bonus': 'tests/learner/test_entropy_bonus.py',
   'objective.reference': 'tests/learner/test_update_methods.py',
   'rollout.pruning': 'tests/rollout/test_pruning.py',

@@ -1028,6 +1028,11 @@ METHODS = {
     kimi,
     value=False,
   ),
+  'score_centering': Row(
+    dict(advantage='group_centered', ratio='one', trust_region='none', aggregation='token_mean'),
+    reinforce(gm, tok),
+    value=False,
+  ),
   'a_star_po': Row(
     dict(
       advantage=dict(fn='log_mean_exp', temperature=0.5),

@@ -52,6 +52,7 @@ WITNESS = dict(
   gdpo=lambda row: row['critic/score/bare_number'] == 1 / G,
   stepwiser=lambda row: row['critic/score/steps'] == 1 / G,
   rlfr=lambda row: row['companion/loss'] >= 0,
+  score_centering=lambda row: row['actor/score_centering'] != 0,
   a_star_po=lambda row: row['actor/kl_loss'] > 0,
   oapl=lambda row: row['actor/kl_loss'] > 0,
   gkd=lambda row: abs(row['actor/divergence']) < 1e-4,  # its teacher has the same weights

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import ml_collections
 
 from jaxrl_llm.config import (
+  centered_scores,
   draft_heads,
   endpoint_settings,
   exact_agreement,
@@ -361,7 +362,7 @@ ROWS: tuple[Row, ...] = (
   *(*recurrent_models.ROWS, *quantized_base.ROWS, *draft_heads.ROWS),
   *_LEARNER,
   *_WEIGHTS,
-  *(*_GROUPS, *replayed_groups.ROWS, *teacher_settings.ROWS),
+  *(*_GROUPS, *replayed_groups.ROWS, *teacher_settings.ROWS, *centered_scores.ROWS),
   *_HINTS,
   *_MULTI_TURN,
   *(*endpoint_settings.ROWS, *BATCHED_TURNS, *exact_agreement.ROWS),

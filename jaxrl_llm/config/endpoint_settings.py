@@ -48,6 +48,11 @@ ROWS = (
     'set --config.learner.replay_experts=False',
   ),
   _row(
+    Condition('objective.score_centering'),
+    'the endpoint records no likeliest tokens',
+    'set --config.objective.score_centering.fn=none',
+  ),
+  _row(
     Condition('lora.rank'),
     'sampling from a frozen base with an adapter is untried at the endpoint',
     'set --config.lora.rank=0',

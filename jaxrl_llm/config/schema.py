@@ -142,6 +142,8 @@ class ObjectiveConfig(Section):
   # distance from a teacher over the vocabulary, a term of the loss beside reward_weight · rewards: forward_kl,
   # reverse_kl, jensen_shannon(beta); with top_k over its likeliest tokens and a bucket of the others
   divergence: Stage = stage('none')
+  # subtracts the mean score under the sampler: top_k(tokens) by its likeliest tokens
+  score_centering: Stage = stage('none')
   # a model, named as config.model is, with the same vocabulary except for on_policy_spans; '' = none
   teacher: str = ''
   # KL penalty toward the reference model, subtracted from rewards: k1, k2, k3, absolute

@@ -85,8 +85,8 @@ def empty_prompts(spec: StepSpec, prompts: int) -> Prompts:
 
 def _empty_rows(spec: StepSpec, rows: int) -> Rollout:
   """Rows of the update: without what only a later call of `generate` reads."""
-  B, T = rows, spec.rollout.decode.max_tokens
-  zeros = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
+  B, T, records = rows, spec.rollout.decode.max_tokens, spec.rollout.decode.records
+  zeros, top = lambda *shape: np.zeros(shape, np.int32), records.top_tokens  # noqa: E731
   return Rollout(
     tokens_BxT=zeros(B, T),
     logp_BxT=np.zeros((B, T), np.float32),
@@ -96,7 +96,9 @@ def _empty_rows(spec: StepSpec, rows: int) -> Rollout:
     weight_B=np.ones(B, np.float32),
     feature_BxF=np.zeros((B, spec.rollout.features), np.float32),
     turns=empty_turns(B, T) if spec.rollout.multi_turn else None,
-    expert_BxTxNxk=_empty_routes(spec, B, T) if spec.rollout.decode.record_experts else None,
+    expert_BxTxNxk=_empty_routes(spec, B, T) if records.experts else None,
+    top_id_BxTxK=zeros(B, T, top) if top else None,
+    top_logp_BxTxK=np.zeros((B, T, top), np.float32) if top else None,
   )
 
 

@@ -87,12 +87,13 @@ class Microbatch(NamedTuple):
     return jnp.where(self.is_real, x_ZxFT.reshape(Z * F, T), 0)
 
   def to_tokens(self, x_RxT: jax.Array) -> jax.Array:
-    """The inverse of `to_rows`: [Z, U], 0 where no token is predicted."""
+    """The inverse of `to_rows`: [Z, U, …], 0 where no token is predicted."""
     Z, U = self.target_ZxU.shape
-    x_ZxFxT = x_RxT.reshape(Z, -1, x_RxT.shape[1])
+    x_ZxFxT = x_RxT.reshape(Z, -1, *x_RxT.shape[1:])
     pick = jax.vmap(lambda x, row, place: x[row, place])
     x_ZxU = pick(x_ZxFxT, self.layout.predicted_row_U, self.layout.predicted_place_U)
-    return jnp.where(jnp.arange(U)[None] < self.layout.used[:, None], x_ZxU, 0)
+    is_used = jnp.arange(U)[None] < self.layout.used[:, None]
+    return jnp.where(is_used.reshape(Z, U, *[1] * (x_ZxU.ndim - 2)), x_ZxU, 0)
 
   @property
   def is_real(self) -> jax.Array:
@@ -214,7 +215,7 @@ def packed_log_probs(
   top: int = 0,
   entropy_gradient: bool = False,
   collision: bool = False,
-  comparison: logprob.Comparison | None = None,
+  term: logprob.VocabularyTerm | None = None,
 ) -> tuple[jax.Array, ...]:
   """Log-probability and entropy [Z, U] of the predicted tokens of a microbatch.
 
@@ -235,7 +236,7 @@ def packed_log_probs(
     used=microbatch.layout.used.max(),
     entropy_gradient=entropy_gradient,
     collision=collision,
-    comparison=comparison,
+    term=term,
   )
 
 

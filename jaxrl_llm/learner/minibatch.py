@@ -11,7 +11,7 @@ import optax
 
 from jaxrl_llm import objective
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner import demonstration_loss, teacher_divergence, teacher_spans
+from jaxrl_llm.learner import demonstration_loss, teacher_spans, vocabulary_terms
 from jaxrl_llm.learner.microbatch import (
   Microbatch,
   PackedBatch,
@@ -30,6 +30,7 @@ from jaxrl_llm.rewards.outcomes import compared
 from jaxrl_llm.types import Batch, Metrics, Params, TrainState
 
 TRAINED_TOKENS = 'training/trained_tokens'
+_TERMS = ('divergence', 'score_centering')
 _SUMS = (*objective.SUMS, 'entropy', 'tokens', 'probs_diff', 'probs_diff_max')
 
 
@@ -90,8 +91,8 @@ def minibatch_step(
   )
   metrics = _metrics(spec, state, batch, target, learned_B, sums, norm) | demo_metrics
   metrics['actor/update_norm'] = update_norm
-  if divergence is not None:
-    metrics['actor/divergence'] = sums['divergence']
+  if (term := _vocabulary_term(spec)) is not None:
+    metrics[f'actor/{term}'] = sums[term]
   if method.batch_stages.reward_kl is not None:
     metrics['critic/reward_kl'] = objective.mean_reward_penalty(method, batch, target)
   if scale is not None:
@@ -127,6 +128,9 @@ def minibatch_targets(
     )
   if method.needs_step:
     target = target.with_arrays(step_B=jnp.broadcast_to(state.step, batch.rollout.length_B.shape))
+  if spec.objective.score_centering is not None:
+    top_id_BxTxK, top_logp_BxTxK = batch.rollout.top_id_BxTxK, batch.rollout.top_logp_BxTxK
+    target = target.with_arrays(top_id_BxTxK=top_id_BxTxK, top_logp_BxTxK=top_logp_BxTxK)
   if inputs.turn is not None and inputs.multiplier is not None:
     target = objective.turn_targets(method, target, batch.rollout, inputs.turn, inputs.multiplier)
   return target
@@ -219,14 +223,14 @@ def gradient(
   mesh, rules = spec.layout.mesh, spec.layout.rules
 
   def add(total, microbatch, target):
-    comparison = None
-    if spec.objective.divergence is not None:
-      comparison = teacher_divergence.comparison(spec, state, microbatch)
+    term = None
+    if _vocabulary_term(spec) is not None:
+      term = vocabulary_terms.term(spec, state, microbatch, target)
 
     def loss(trained: Gradient):
       weights = policy_weights(spec, state.base, trained.params)
       noise = _noise(spec, state, trained.log_sigma_L)
-      return microbatch_loss(spec, weights, microbatch, target, noise, comparison)
+      return microbatch_loss(spec, weights, microbatch, target, noise, term)
 
     grads, sums = jax.grad(loss, has_aux=True)(trained)
     summed = {
@@ -236,7 +240,7 @@ def gradient(
 
   zeros = sharding.keep_layout(jax.tree.map(jnp.zeros_like, trained), mesh, rules)
   over_rows = accumulate_sums if spec.layout.slices > 1 else accumulate
-  names = _SUMS if spec.objective.divergence is None else (*_SUMS, 'divergence')
+  names = _SUMS if (name := _vocabulary_term(spec)) is None else (*_SUMS, name)
   return over_rows(spec, packed, target, add, (zeros, {k: jnp.float32(0) for k in names}))
 
 
@@ -246,7 +250,7 @@ def microbatch_loss(
   microbatch: Microbatch,
   target: objective.Targets,
   noise: tuple[jax.Array, jax.Array] | None = None,
-  comparison: logprob.Comparison | None = None,
+  term: logprob.VocabularyTerm | None = None,
 ) -> tuple[jax.Array, Metrics]:
   """−Σ c·log π of a microbatch, with every denominator inside c, and sums for the metrics.
 
@@ -256,11 +260,11 @@ def microbatch_loss(
   top = 0 if target.c_BxT is not None else _confidence_top_k(method)
   has_bonus = target.entropy_weight_BxT is not None
   scores = packed_log_probs(
-    spec, params, microbatch, noise, top, entropy_gradient=has_bonus, comparison=comparison
+    spec, params, microbatch, noise, top, entropy_gradient=has_bonus, term=term
   )
-  divergence_ZxU = None
-  if comparison is not None:
-    *scores, divergence_ZxU = scores
+  term_ZxU = None
+  if term is not None:
+    *scores, term_ZxU = scores
   frozen = jax.lax.stop_gradient(scores)
   logp_BxT, entropy_BxT, *others = map(microbatch.to_rows, frozen)
   if target.c_BxT is None:
@@ -284,10 +288,16 @@ def microbatch_loss(
   loss = _weighted_sum(microbatch.to_tokens(c_BxT), scores[0])
   if target.entropy_weight_BxT is not None:
     loss += _weighted_sum(microbatch.to_tokens(target.entropy_weight_BxT), scores[1])
-  if divergence_ZxU is not None:
-    sums['divergence'] = -_weighted_sum(microbatch.to_tokens(target.weight_BxT), divergence_ZxU)
-    loss += sums['divergence']
+  if (name := _vocabulary_term(spec)) is not None:
+    assert term_ZxU is not None
+    sums[name] = -_weighted_sum(microbatch.to_tokens(target.weight_BxT), term_ZxU)
+    loss += sums[name]
   return loss, jax.lax.stop_gradient(sums)
+
+
+def _vocabulary_term(spec: StepSpec) -> str | None:
+  """The stage, and key in sums and metrics, of the term of the loss over the vocabulary; None without one."""
+  return next((x for x in _TERMS if getattr(spec.objective, x) is not None), None)
 
 
 def _weighted_sum(weight_ZxU: jax.Array, x_ZxU: jax.Array) -> jax.Array:

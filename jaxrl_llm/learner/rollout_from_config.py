@@ -12,6 +12,7 @@ from jaxrl_llm.config.schema import Config
 from jaxrl_llm.config.stages import active, pick
 from jaxrl_llm.learner import attention_kernels
 from jaxrl_llm.learner.step_spec import DraftSpec, ModelSpec, RolloutSpec
+from jaxrl_llm.objective import score_centering
 from jaxrl_llm.rollout import (
   draft_head,
   draft_verification,
@@ -23,7 +24,7 @@ from jaxrl_llm.rollout import (
   text_automaton,
   tree_rules,
 )
-from jaxrl_llm.rollout.decode_records import DecodeSettings, Loops
+from jaxrl_llm.rollout.decode_records import DecodeSettings, Loops, TokenRecords
 from jaxrl_llm.rollout.ngram_drafts import NgramSettings
 from jaxrl_llm.rollout.pruning import PruningSettings
 from jaxrl_llm.rollout.tree_rules import TreeRules
@@ -76,7 +77,9 @@ def _decode(
   end_ids: tuple[int, ...],
   token_texts: Callable[[], list[str]] | None,
 ) -> DecodeSettings:
-  settings = config.rollout
+  settings, centering = config.rollout, config.objective.score_centering
+  term = pick(score_centering, centering, 'objective.score_centering')()
+  top = 0 if term is None else term.top_k
   return DecodeSettings(
     rollouts=config.rollouts,
     max_tokens=config.completion_tokens,
@@ -88,7 +91,7 @@ def _decode(
     stop_rule=active(pick(stopping, settings.stop, 'rollout.stop')),
     exit_rule=_exit_rule(config, model.config.vocab, token_texts),
     cache_dtype=model.dtype if settings.cache_dtype == 'auto' else settings.cache_dtype,
-    record_experts=config.learner.replay_experts,
+    records=TokenRecords(config.learner.replay_experts, min(top, model.config.vocab)),
   )
 
 

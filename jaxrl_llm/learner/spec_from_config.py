@@ -33,7 +33,14 @@ from jaxrl_llm.learner.step_spec import (
   UpdateSpec,
 )
 from jaxrl_llm.models import exact, positions
-from jaxrl_llm.objective import activation_noise, contracts, divergence, entropy_bonus, reference
+from jaxrl_llm.objective import (
+  activation_noise,
+  contracts,
+  divergence,
+  entropy_bonus,
+  reference,
+  score_centering,
+)
 from jaxrl_llm.objective.method_spec import Method
 from jaxrl_llm.replay import dynamic_sampling, reuse
 from jaxrl_llm.types import JsonObject, ModelConfig, UserError
@@ -252,6 +259,7 @@ def _objective(config: Config, method: Method) -> ObjectiveSpec:
     entropy_bonus=pick(entropy_bonus, stages.entropy_bonus, 'objective.entropy_bonus')(),
     refresh=refresh,
     divergence=pick(divergence, stages.divergence, 'objective.divergence')(),
+    score_centering=pick(score_centering, stages.score_centering, 'objective.score_centering')(),
     solution_tokens=stages.distillation.get('prompt_tokens', 0),
     teacher_tokens=sizes,
   )

@@ -18,7 +18,8 @@ from jaxrl_llm.objective.divergence import Divergence
 from jaxrl_llm.objective.entropy_bonus import EntropyBonus
 from jaxrl_llm.objective.method_spec import Method
 from jaxrl_llm.objective.reference import Refresh
-from jaxrl_llm.rollout.decode_records import DecodeSettings
+from jaxrl_llm.objective.score_centering import ScoreCentering
+from jaxrl_llm.rollout.decode_records import DecodeSettings, TokenRecords
 from jaxrl_llm.rollout.draft_head import DraftHead
 from jaxrl_llm.rollout.length_head import LengthHead
 from jaxrl_llm.rollout.ngram_drafts import NgramSettings
@@ -99,6 +100,7 @@ class ObjectiveSpec(NamedTuple):
   entropy_bonus: EntropyBonus | None = None  # None: no bonus
   refresh: Refresh | None = None  # when the reference model follows the policy; None: never
   divergence: Divergence | None = None  # from a teacher, a term of the loss; None: no such term
+  score_centering: ScoreCentering | None = None  # by the sampler's likeliest tokens; None: no term
   solution_tokens: int = 0  # of a prompt with a solution, which a teacher reads; 0: there is none
   teacher_tokens: RowTokens | None = (
     None  # of a teacher with another tokenizer; None: it has the policy's
@@ -234,7 +236,7 @@ def evaluation_spec(
     slots=0,
     stop_rule=None,
     exit_rule=spec.rollout.decode.exit_rule if spec.rollout.multi_turn else None,
-    record_experts=False,
+    records=TokenRecords(),
   )
   return spec._replace(
     rollout=spec.rollout._replace(

@@ -29,11 +29,12 @@ class FrozenHead(NamedTuple):
   hidden_BxTxD: jax.Array
 
 
-class Comparison(NamedTuple):
-  """A function of the distributions of two models, and the second one."""
+class VocabularyTerm(NamedTuple):
+  """A function of the distributions of tokens: log-probs [B, C, V], then those of the second model, then columns."""
 
-  of: Callable[[jax.Array, jax.Array], jax.Array]  # two arrays of log-probs [B, C, V] → [B, C]
-  head: FrozenHead
+  of: Callable[..., jax.Array]  # → [B, C]
+  head: FrozenHead | None = None  # None: there is no second model
+  columns: tuple[jax.Array, ...] = ()  # [B, T, …], without a gradient
 
 
 def token_logp(
@@ -49,14 +50,14 @@ def token_logp(
   used: jax.Array | None = None,
   entropy_gradient: bool = False,
   collision: bool = False,
-  comparison: Comparison | None = None,
+  term: VocabularyTerm | None = None,
 ) -> tuple[jax.Array, ...]:
   """log softmax(logits / temperature)[target] and the entropy (nats), both [B, T].
 
   The entropy has a gradient only with `entropy_gradient`. With `top`, a further array [B, T]: the mean of the
-  min(top, V) largest probabilities. With `collision`, one more: Σ_v π_v². Neither has a gradient. With `comparison`,
-  the last array is its function of these distributions and of those of the other model over the same V tokens, at the
-  same temperature. Columns from `used` on may be skipped, and are then 0.
+  min(top, V) largest probabilities. With `collision`, one more: Σ_v π_v². Neither has a gradient. With `term`, the last
+  array is its function of these distributions and of those of a second model over the same V tokens, at the same
+  temperature. Columns from `used` on may be skipped, and are then 0.
   """
 
   partition = exact.partition_and_entropy if config.is_exact else _log_partition
@@ -65,8 +66,11 @@ def token_logp(
   elif entropy_gradient:
     partition = partition_and_entropy
 
+  head, columns = (None, ()) if term is None else (term.head, term.columns)
+  models = 0 if head is None else 1
+
   def pick(logits_BxCxV, *columns):
-    targets_BxC = columns[-1]
+    others, (targets_BxC, *inputs) = columns[:models], columns[models:]
     divide = exact.tempered if config.is_exact else jnp.divide
     logits_BxCxV = divide(logits_BxCxV, temperature)
     total_BxC, entropy_BxC = partition(logits_BxCxV)
@@ -75,16 +79,15 @@ def token_logp(
     found: tuple[jax.Array, ...] = (logp_BxC, entropy_BxC)
     if top or collision:
       found += _statistics(*jax.lax.stop_gradient((logits_BxCxV, total_BxC)), top, collision)
-    if comparison is not None:
+    if term is not None:
       # A larger vocabulary ends with rows that no tokenizer writes.
-      other_BxCxV = columns[0][..., : logits_BxCxV.shape[-1]] / temperature
+      others = [x[..., : logits_BxCxV.shape[-1]] / temperature for x in others]
       own_BxCxV = logits_BxCxV - total_BxC[..., None]
-      found += (comparison.of(own_BxCxV, jax.nn.log_softmax(other_BxCxV)),)
+      found += (term.of(own_BxCxV, *map(jax.nn.log_softmax, others), *inputs),)
     return found
 
   chunks = functools.partial(over_logits, chunk_tokens=chunk_tokens, dtype=dtype, used=used)
-  head = None if comparison is None else comparison.head
-  return chunks(pick, config, params, hidden_BxTxD, targets_BxT, frozen=head)
+  return chunks(pick, config, params, hidden_BxTxD, targets_BxT, *columns, frozen=head)
 
 
 def _statistics(
@@ -143,7 +146,7 @@ def over_logits(
   used: jax.Array | None = None,
   frozen: FrozenHead | None = None,
 ) -> tuple[jax.Array, ...]:
-  """fn(logits [B, C, V], columns [B, C]…) over chunks of T, with its results concatenated to [B, T].
+  """fn(logits [B, C, V], columns [B, C, …]…) over chunks of T, with its results concatenated to [B, T].
 
   The chunk size keeps about `chunk_tokens` rows of logits in memory per device; the backward pass recomputes them.
   If rows or tokens are sharded, each device runs its own loop: the head is gathered once before the loop and its

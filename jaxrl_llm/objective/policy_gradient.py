@@ -75,6 +75,9 @@ class OtherPolicies(NamedTuple):
   old_BxT: jax.Array | None = None  # None: the behavior log-probs
   reference_BxT: jax.Array | None = None  # None: no reference policy
   teacher_BxT: jax.Array | None = None  # None: no teacher
+  # int32, the sampler's likeliest tokens, and their log-probs under it; None: not recorded
+  top_id_BxTxK: Array | None = None
+  top_logp_BxTxK: Array | None = None
 
 
 class Targets(NamedTuple):

@@ -50,6 +50,9 @@ def rollout(rollout: Rollout, types: bool = True) -> None:
     chex.assert_shape(rollout.noise_BxT, (B, T))
   if rollout.expert_BxTxNxk is not None:
     chex.assert_shape(rollout.expert_BxTxNxk, (B, T, None, None))
+  if rollout.top_id_BxTxK is not None:
+    chex.assert_shape(rollout.top_id_BxTxK, (B, T, None))
+    chex.assert_equal_shape([rollout.top_id_BxTxK, rollout.top_logp_BxTxK])
 
 
 def batch(batch: Batch, types: bool = True) -> None:

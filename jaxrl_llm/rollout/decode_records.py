@@ -22,6 +22,13 @@ class Loops(NamedTuple):
   test_every: int = 1  # iterations between two tests of a loop's end
 
 
+class TokenRecords(NamedTuple):
+  """Records of each token besides its log-probability."""
+
+  experts: bool = False  # those it was routed to, for the update to route it alike
+  top_tokens: int = 0  # K likeliest tokens of the distribution it was drawn from; 0: none
+
+
 class DecodeSettings(NamedTuple):
   """Settings that are fixed when decoding is compiled."""
 
@@ -40,7 +47,7 @@ class DecodeSettings(NamedTuple):
   # a kernel in place of XLA's attention over the ring, such as `decode_attention.attend`
   attend: Callable[..., jax.Array] | None = None
   loops: Loops = Loops()
-  record_experts: bool = False  # per token, for the update to route it alike
+  records: TokenRecords = TokenRecords()
   lockstep: tuple[str, ...] = ()  # mesh axes whose shards iterate until the last of them ends
 
 

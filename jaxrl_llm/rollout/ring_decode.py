@@ -164,8 +164,11 @@ def _iterate(constants: LoopConstants, state: LoopState) -> LoopState:
   known_S = index_S + 1 < state.rollout.length_B[row_S]
   write_S = jnp.where(known_S, len(constants.keys_B), state.row_S)
   rollout = slot_loop.record_tokens(constants, state.rollout, write_S, index_S + 1, token_S, logp_S)
-  if settings.record_experts:
+  if settings.records.experts:
     rollout = slot_loop.record_experts(rollout, write_S, index_S, expert_SxNxk)
+  if settings.records.top_tokens:
+    top = slot_loop.top_tokens(constants, logits_SxV)
+    rollout = slot_loop.record_top_tokens(rollout, write_S, index_S + 1, top)
   state = state._replace(
     rollout=rollout,
     index_S=state.index_S + 1,

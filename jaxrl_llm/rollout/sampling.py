@@ -107,6 +107,20 @@ def sample(
   return token_B.astype(jnp.int32), _at(logits_BxV, token_B) - total_B
 
 
+def top_tokens(
+  logits_BxV: jax.Array, temperature: float, count: int, is_exact: bool = False
+) -> tuple[jax.Array, jax.Array]:
+  """The `count` likeliest tokens of softmax(logits / temperature) and their log-probabilities, both [B, K]."""
+  if is_exact:
+    logits_BxV = exact.tempered(logits_BxV, temperature)
+    total_B, _ = exact.partition_and_entropy(logits_BxV)
+  else:
+    logits_BxV = logits_BxV / temperature
+    total_B = jax.nn.logsumexp(logits_BxV, axis=-1)
+  value_BxK, token_BxK = jax.lax.top_k(logits_BxV, count)
+  return token_BxK.astype(jnp.int32), value_BxK - total_B[:, None]
+
+
 def _at(x_BxN: jax.Array, index_B: jax.Array) -> jax.Array:
   """Row b's entry index_B[b] along the second axis: a gather along one axis, which XLA can keep sharded."""
   index = index_B.reshape(-1, *[1] * (x_BxN.ndim - 1))

@@ -38,7 +38,7 @@ def prepare(
   logits_PxV = decoder.head(model, inputs.params, hidden_PxD, settings.dtype)
   rollout = jax.tree.map(jnp.asarray, inputs.continued)
   if rollout is None:
-    rollout = empty_rollout(B, T, expert_shape(model) if settings.record_experts else None)
+    rollout = empty_rollout(B, T, expert_shape(model) if settings.records.experts else None)
   if settings.exit_rule is not None and rollout.memory_BxM is None:
     rollout = rollout._replace(memory_BxM=jnp.zeros((B, early_exit.MEMORY_SIZE), jnp.float32))
   if inputs.predict_tokens is not None:
@@ -60,6 +60,8 @@ def prepare(
     greedy_B=inputs.greedy_B,
     prompt_hidden_PxD=hidden_PxD,
   )
+  if settings.records.top_tokens:
+    rollout = _with_first_top_tokens(constants, logits_PxV, rollout)
   return constants, _sample_first_tokens(constants, logits_PxV, rollout), logits_PxV
 
 
@@ -241,6 +243,24 @@ def record_experts(
   return rollout._replace(expert_BxTxNxk=expert_BxTxNxk)
 
 
+def top_tokens(constants: LoopConstants, logits_NxV: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """The likeliest tokens that are recorded for rows of logits, and their log-probabilities, both [N, K]."""
+  settings = constants.settings
+  return sampling.top_tokens(
+    logits_NxV, settings.temperature, settings.records.top_tokens, constants.model.is_exact
+  )
+
+
+def record_top_tokens(
+  rollout: Rollout, row_S: jax.Array, index_S: jax.Array, top: tuple[jax.Array, jax.Array]
+) -> Rollout:
+  """Writes the likeliest tokens where token `index_S` of each row in `row_S` was drawn. Row B is dropped."""
+  return rollout._replace(
+    top_id_BxTxK=_write(rollout.top_id_BxTxK, (row_S, index_S), top[0]),
+    top_logp_BxTxK=_write(rollout.top_logp_BxTxK, (row_S, index_S), top[1]),
+  )
+
+
 def _write(x: Array, index: jax.Array | tuple[jax.Array, ...], value: jax.Array) -> jax.Array:
   """x with `value` at `index`; indices out of bounds are dropped."""
   return cast(jax.Array, x).at[index].set(value, mode='drop')
@@ -379,6 +399,25 @@ def _sample_first_tokens(
   token_B, logp_B = jax.lax.map(draw, row_B, batch_size=min(B, _FIRST_TOKENS_AT_ONCE))
   fresh_B = (rollout.length_B == 0) & (rollout.reason_B == UNFINISHED)
   return record_tokens(constants, rollout, jnp.where(fresh_B, row_B, B), zeros_B, token_B, logp_B)
+
+
+def _with_first_top_tokens(
+  constants: LoopConstants, logits_PxV: jax.Array, rollout: Rollout
+) -> Rollout:
+  """The rollout with the likeliest tokens where every empty unfinished row begins."""
+  settings, B = constants.settings, len(constants.keys_B)
+  if rollout.top_id_BxTxK is None:
+    shape = B, settings.max_tokens, settings.records.top_tokens
+    top = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+    rollout = rollout._replace(top_id_BxTxK=top[0], top_logp_BxTxK=top[1])
+  row_B = jnp.arange(B, dtype=jnp.int32)
+  id_PxK, logp_PxK = top_tokens(constants, logits_PxV)
+  prompt_B = row_B // settings.rollouts
+  fresh_B = (rollout.length_B == 0) & (rollout.reason_B == UNFINISHED)
+  write_B = jnp.where(fresh_B, row_B, B)
+  return record_top_tokens(
+    rollout, write_B, jnp.zeros_like(row_B), (id_PxK[prompt_B], logp_PxK[prompt_B])
+  )
 
 
 def expert_shape(model: ModelConfig) -> jax.ShapeDtypeStruct:

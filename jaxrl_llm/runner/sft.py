@@ -35,6 +35,7 @@ _LIKELIHOOD = {
   'objective.lr_scale': stage('none'),
   'objective.distillation': stage('none'),
   'objective.divergence': stage('none'),
+  'objective.score_centering': stage('none'),
   'objective.sft_loss': stage('none'),
   'objective.teacher': '',
   'objective.aggregation': stage('token_mean'),

@@ -15,6 +15,7 @@ from jaxrl_llm.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
 EPISODES = ('environment.fn=calculator', 'mode=split')
+CENTERED = ('objective.ratio.fn=one', 'objective.trust_region.fn=none')
 ENDPOINT = ('environment.fn=endpoint', 'mode=split', 'evaluation.prompts=0')
 
 # Field and operation of a condition → the override that meets it, then those that it needs to be accepted alone.
@@ -71,6 +72,12 @@ EXAMPLES: dict[tuple[str, str], tuple[str, ...]] = {
     'objective.teacher=smollm2-135m',
   ),
   ('objective.distillation', 'in'): ('objective.distillation.fn=none',),
+  ('objective.importance_correction', 'used'): ('objective.importance_correction.fn=token',),
+  ('objective.advantage_modulation', 'used'): ('objective.advantage_modulation.fn=unsure',),
+  ('objective.token_weighting', 'used'): ('objective.token_weighting.fn=forking',),
+  ('objective.ratio', 'not in'): ('objective.ratio.fn=token',),
+  ('objective.trust_region', 'not in'): ('objective.trust_region.fn=total_variation',),
+  ('objective.score_centering', 'used'): ('objective.score_centering.fn=top_k', *CENTERED),
   ('objective.reference', 'in'): ('objective.reference.fn=refreshed', 'objective.kl.fn=k3'),
   ('objective.teacher', 'in'): ('objective.teacher=',),
   ('objective.teacher', 'used'): (

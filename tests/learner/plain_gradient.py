@@ -194,6 +194,8 @@ def gradient(spec, state, batch, signal=None, noise=None):
       value += minus_sum(bonus.coefficient(state.entropy_bonus) * target.weight_BxT, found.entropy)
     if term is not None:
       value += _divergence(spec, state, batch, weights, target, noise)
+    if spec.objective.score_centering is not None:
+      value += _mean_score(spec, batch, weights, target)
     if planned is not None:
       value += _demonstration_loss(spec, state, batch, weights, *planned[:2])
     return value
@@ -208,6 +210,23 @@ def _divergence(spec, state, batch, weights, target, noise):
   theirs = jax.nn.log_softmax(theirs[..., : ours.shape[-1]])
   value_BxT = spec.objective.divergence.between(ours, theirs)
   return -minus_sum(target.weight_BxT, value_BxT)
+
+
+def _mean_score(spec, batch, weights, target):
+  """W·A over all tokens that were recorded and a tail, for importance weights of 1 or min(v, most)."""
+  trust = spec.objective.method.token_stages.trust_region
+  most = trust.keywords.get('most', np.inf)
+  is_one = spec.objective.method.token_stages.ratio.func.__name__ == 'one'
+  weigh = jnp.ones_like if is_one else lambda v: jnp.minimum(v, most)
+  p_BxTxV = jnp.exp(distributions(spec, weights, batch))
+  member_BxTxV = jax.nn.one_hot(batch.rollout.top_id_BxTxK, p_BxTxV.shape[-1])
+  q_BxTxV = (jnp.exp(batch.rollout.top_logp_BxTxK)[..., None] * member_BxTxV).sum(2)
+  in_head = member_BxTxV.sum(2) > 0
+  rest = lambda x: 1 - jnp.where(in_head, x, 0).sum(-1, keepdims=True)  # noqa: E731
+  q_BxTxV = jnp.where(in_head, q_BxTxV, rest(q_BxTxV) / rest(p_BxTxV) * p_BxTxV)
+  c_BxTxV = jax.lax.stop_gradient(q_BxTxV * weigh(p_BxTxV / q_BxTxV))
+  scores_BxT = (c_BxTxV * jnp.log(p_BxTxV)).sum(-1)
+  return -minus_sum(target.weight_BxT * target.advantage_BxT, scores_BxT)
 
 
 def _demonstration_loss(spec, state, batch, weights, terms, token_weight):

@@ -22,6 +22,7 @@ GOLDENS = {
   'adora': ('adora', {'advantage.right', 'advantage.long_tokens', 'aggregation'}),
   'rlep': ('rlep', set()),
   'a_star_po': ('a_star_po', {'kl.coef'}),
+  'score_centering': ('score_centering', set()),
   'hpt': ('hpt', {'sft_loss.weight'}),
   'spear': ('spear', set()),
   'sdpo': ('sdpo', {'distillation.prompt_tokens'}),

@@ -14,7 +14,7 @@ from rollout_checks import assert_same
 
 from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import carried_kv, early_exit, ring_decode, slot_loop, stopping
-from jaxrl_llm.rollout.decode_records import DecodeInputs, DecodeSettings, Loops
+from jaxrl_llm.rollout.decode_records import DecodeInputs, DecodeSettings, Loops, TokenRecords
 from jaxrl_llm.types import ModelConfig, Prompts
 
 MODEL = ModelConfig(
@@ -147,8 +147,9 @@ def test_exit_rules_and_continued_rows(params):
 def test_a_mixture_records_the_experts_of_each_row():
   model = dataclasses.replace(MODEL, experts=4, experts_per_token=2)
   params = jax.tree.map(lambda x: x * 2.2, decoder.init(model, 0))
-  want, _ = run(params, model, record_experts=True)
-  got, _ = run(params, model, record_experts=True, halvings=2)
+  records = TokenRecords(experts=True)
+  want, _ = run(params, model, records=records)
+  got, _ = run(params, model, records=records, halvings=2)
   assert_same(got, want)
   real_BxT = np.arange(T)[None] < want.length_B[:, None] - 1
   np.testing.assert_array_equal(got.expert_BxTxNxk[real_BxT], want.expert_BxTxNxk[real_BxT])
