@@ -61,7 +61,7 @@ class HiddenStatePrior(NamedTuple):
     for part in (pooled_sums.refreshed(evidence.step, self.dataset.size), self.features.latest):
       design_IxF, expected_I = self.features.design(part), self._expected(learned, part)
       rate_N[part] = success_head.predict(theta_F, gain, design_IxF, expected_I)
-    encoded = np.asarray(self.features.state['known'].mean())
+    encoded = np.asarray(np.count_nonzero(self.features.state['known']) / self.dataset.size)
     return learned | dict(rate=rate_N, encoded=encoded), None
 
   def _visits(self, state: State, evidence: StepEvidence) -> success_head.Visits:

@@ -77,7 +77,7 @@ class PromptFeatures:
 
   def design(self, index: np.ndarray | slice) -> np.ndarray:
     """float32 [I, K + 1]: the features and a constant."""
-    values = self.state['values'][index]
+    values = self.state['values'][index].astype(np.float32)  # at once: row by row is slower
     design = np.ones((len(values), values.shape[1] + 1), np.float32)
     design[:, :-1] = values
     return design
