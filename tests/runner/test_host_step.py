@@ -37,6 +37,11 @@ def table_of(rows):
   return PromptTable(tuple(rows), (), 0, 0, '')
 
 
+def sevens_of(sources=('made',)):
+  """40 rows with the answer 7: the first ones of the first source, the last ones of the last."""
+  return [Row(str(i), '?', (), '7', sources[i * len(sources) // 40], {}) for i in range(40)]
+
+
 def make_context():
   config = types.SimpleNamespace(rollouts=G, seed=0, rewards=configs.default().rewards)
   config.data, config.objective = configs.default().data, configs.default().objective
@@ -279,8 +284,7 @@ def test_what_is_landed_holds_replays_that_no_metric_and_no_observer_counts():
   context.grading.vote = context.grading.truncate = None
   context.config.seed = 0
   context.models.policy = types.SimpleNamespace(tokenizer=Words())
-  rows = [types.SimpleNamespace(question='?', messages=(), answer='7') for _ in range(40)]
-  context.tables = types.SimpleNamespace(train=table_of(rows))
+  context.tables = types.SimpleNamespace(train=table_of(sevens_of()))
   context.replay.unfinished = replay.PartialRollouts(G, max_age=3)
   batch = make_batch([3] * B, [0] * B, [STOPPED] * B, [1] * B)
   rollout = batch.rollout._replace(tokens_BxT=np.array(VOTES, np.int32))
@@ -314,8 +318,7 @@ def test_mixed_groups_of_the_last_step_are_landed_behind_the_fresh_ones():
   """Groups 0 and 1 are mixed, group 2 all wrong, group 3 all right. A step does not replay its own groups."""
   context = make_context()
   context.grading.vote = context.grading.truncate = None
-  rows = [types.SimpleNamespace(question='?', messages=(), answer='7') for _ in range(40)]
-  context.tables = types.SimpleNamespace(train=table_of(rows))
+  context.tables = types.SimpleNamespace(train=table_of(sevens_of()))
   context.replay.reuse = replay.reuse.mixed_groups(share=0.5)
   batch = make_batch([3] * B, [0] * B, [STOPPED] * B, [1] * B)
   rollout = batch.rollout._replace(tokens_BxT=np.array(VOTES, np.int32))
@@ -653,15 +656,14 @@ class Failing(Sevens):
     return scores_of(parts_BxK, {'grade/crashes': 2}, outcome_B, 'it broke')
 
 
-def landed(pool, reason_B, **failed):
+def landed(pool, reason_B, sources=('made',), **failed):
   context = make_context()
   context.grading.vote = context.grading.truncate = context.replay.collector = None
   context.config.seed = 0
   context.grading.failures = rewards.FailurePolicy(dict(failed=failed, right=1.0))
   context.models.policy = types.SimpleNamespace(tokenizer=Words())
   context.replay.unfinished = replay.PartialRollouts(G, max_age=3)
-  rows = [types.SimpleNamespace(question='?', messages=(), answer='7') for _ in range(40)]
-  context.tables = types.SimpleNamespace(train=table_of(rows))
+  context.tables = types.SimpleNamespace(train=table_of(sevens_of(sources)))
   batch = make_batch([3] * B, [0] * B, reason_B, [1] * B)
   tokens_BxT = np.array([[5, b, 7 + b % 2] for b in range(B)], np.int32)
   pending = host_step.PendingStep(
@@ -765,6 +767,15 @@ def test_by_vote_what_cannot_be_graded_is_neither_dropped_nor_counted_against_th
     got, *_ = grading.grade(context, Failing(failed), batch.prompts, rollout)
     context.grading.failures.check()
   assert got.reward_B.tolist() == [1, 0] * 8 and got.rollout.length_B.all()
+
+
+def test_metrics_by_source_are_logged_where_there_are_several():
+  got, _ = landed(Sevens(), [STOPPED] * B, sources=('left', 'right'))
+  assert got.metrics['source/left/rollouts'] == got.metrics['source/right/rollouts'] == 2 * G
+  assert got.metrics['source/left/right'] == 0.5
+  single, _ = landed(Sevens(), [STOPPED] * B)
+  assert not any(name.startswith('source/') for name in single.metrics)
+  assert single.metrics.keys() == {x for x in got.metrics if not x.startswith('source/')}
 
 
 def test_a_batch_dump_has_all_arrays_and_texts(tmp_path):
