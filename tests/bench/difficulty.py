@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm import data, rewards
-from jaxrl_llm.config import loading
+from jaxrl_llm.config import loading, validation
 from jaxrl_llm.curriculum import Curriculum
 from jaxrl_llm.evaluation import evaluate, held_out
 from jaxrl_llm.learner import compile as programs
@@ -44,6 +44,7 @@ RULES = {
 
 def measured(config, prompts: int, samples: int) -> dict[str, np.ndarray]:
   """Right samples, kind and hidden state of `prompts` random training prompts."""
+  config = validation.sized(config, jax.devices())
   context = setup.build_context(config)
   table, spec = context.tables.train, context.spec
   kind_N = data.kinds(table.rows, table.file_tokens_N)
