@@ -97,7 +97,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if arguments.mode not in of and value != parser.get_default(name):
       meant = _flag_meant(f'--{name}={value}')
       meant = meant if f'.{name}=' in meant else ''  # of that very name
-      some = ' and '.join(f'--mode={mode}' for mode in of)
+      *others, last = (f'--mode={mode}' for mode in of)
+      some = f'{", ".join(others)} and {last}' if others else last
       parser.error(f'--{name} is a flag of {some}, not of --mode={arguments.mode}{meant}')
   arguments.workdir_given = bool(arguments.workdir)
   if not arguments.workdir:
