@@ -57,6 +57,7 @@ _REUSE = Condition('replay.reuse')
 _HINT = Condition('curriculum.hint')
 _REPLAY_EXPERTS = Condition('learner.replay_experts')
 _SPLASH = Condition('learner.attention', 'in', ('splash',))
+_CUDNN = Condition('learner.attention', 'in', ('cudnn',))
 _SEVERAL_SLOTS = (
   Condition('replay.collect', 'in', ('dars',)),
   Condition('curriculum.slots_per_prompt', 'above', 1),
@@ -159,6 +160,23 @@ _LEARNER = (
     _SPLASH,
     Condition('model.chunked', label='a model with chunked attention'),
     "the kernel's windows slide with each token",
+    'set --config.learner.attention=xla',
+  ),
+  Row(
+    _CUDNN,
+    Condition('mesh.context', 'above', 1),
+    'the kernel needs all tokens of a row on one device',
+    'set --config.mesh.context=1, or --config.learner.attention=xla',
+  ),
+  *_rows(
+    (_CUDNN,),
+    (
+      Condition('dtype', 'in', ('float32',)),
+      Condition('model.latent', label='a model with latent attention'),
+      Condition('model.sinks', label='a model with sinks'),
+      Condition('model.attention_cap', label='a model with a cap on its scores'),
+    ),
+    'the kernel computes plain scores of bfloat16',
     'set --config.learner.attention=xla',
   ),
   *_rows(

@@ -20,7 +20,7 @@ ROWS = (
     'set --config.rollout.attention=xla',
   ),
   _row(
-    Condition('learner.attention', 'in', ('splash',)),
+    Condition('learner.attention', 'in', ('splash', 'cudnn')),
     'this adds keys in another order than sampling',
     'set --config.learner.attention=xla',
   ),

@@ -25,7 +25,7 @@ ROWS = (
     'set --config.rollout.ngram.draft=0',
   ),
   Row(
-    Condition('learner.attention', 'in', ('splash',)),
+    Condition('learner.attention', 'in', ('splash', 'cudnn')),
     _MODEL,
     'the kernel is untried between recurrent layers',
     'set --config.learner.attention=xla',

@@ -50,8 +50,8 @@ class LearnerConfig(Section):
   microbatch_tokens: int = 0
   # recompute layer activations in the backward pass: True, False, or auto = not on CPU
   remat: bool | str = 'auto'
-  # xla, or on TPUs splash: a kernel that computes no masked scores and writes none to memory; auto = splash on TPUs
-  # for completions of 2,048 tokens or more, where it goes with the model and the mesh
+  # xla, or kernels that write no scores to memory: splash on TPUs, which computes no masked ones, and cudnn on NVIDIA
+  # GPUs; auto = a kernel for 2,048 tokens or more (splash: of completions), where it goes with the model and the mesh
   attention: str = 'auto'
   # of log-probs in sampling and update: exact = no bit differs, in bfloat16 on CPUs; off
   agreement: str = 'off'

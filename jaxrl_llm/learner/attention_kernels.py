@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 
 from jaxrl_llm.config import compatibility
 from jaxrl_llm.config.conditions import value_of
 from jaxrl_llm.config.schema import Config, replace
-from jaxrl_llm.models import decode_attention, splash
+from jaxrl_llm.models import cudnn_attention, decode_attention, splash
 from jaxrl_llm.types import JsonObject, ModelConfig, UserError
 
 # Tokens from which scores of all pairs would fill the memory, and from which the rest of a ring is most of what
@@ -18,28 +19,52 @@ from jaxrl_llm.types import JsonObject, ModelConfig, UserError
 _LONG_COMPLETION = 2048
 _LANES = 128  # a TPU stores the last dimension of an array in multiples of it
 _UPDATE, _DECODING = 'learner.attention', 'rollout.attention'
-_KERNELS = {_UPDATE: ('splash', splash.attend), _DECODING: ('ragged', decode_attention.attend)}
+
+
+class _Kernel(NamedTuple):
+  """Of the devices of a platform; on CPUs it is interpreted."""
+
+  platform: str
+  attend: Callable[..., jax.Array]
+
+
+_KERNELS = {
+  _UPDATE: {
+    'splash': _Kernel('tpu', splash.attend),
+    'cudnn': _Kernel('gpu', cudnn_attention.attend),
+  },
+  _DECODING: {'ragged': _Kernel('tpu', decode_attention.attend)},
+}
 
 
 def choose(
   config: Config, model: ModelConfig, mesh: jax.sharding.Mesh, facts: JsonObject
 ) -> Config:
-  """The config with 'auto' decided: kernels on TPUs for long rows, where they go with the rest."""
-  tokens = config.completion_tokens
+  """The config with 'auto' decided: kernels on TPUs and GPUs for long rows, where they go with the rest."""
+  tokens, platform = config.completion_tokens, mesh.devices.flat[0].platform
   suited = {
-    # A group shares its prompt in XLA's attention, which pays where prompts are the longer part.
-    _UPDATE: tokens >= max(_LONG_COMPLETION, config.prompt_tokens),
+    _UPDATE: _suits_update(config, model, platform),
     # The kernel reads keys as they are stored, and narrower heads would be stored in twice the memory.
     _DECODING: tokens >= _LONG_COMPLETION
     and all(model.of_layers(slides).head_dim % _LANES == 0 for slides in model.slides),
   }
-  on_tpu = mesh.devices.flat[0].platform == 'tpu'
   for field, suits in suited.items():
     if value_of(field, config, {}) == 'auto':
-      kernel = replace(config, {field: _KERNELS[field][0]})
-      takes = on_tpu and suits and _goes_with_the_rest(kernel, facts)
-      config = kernel if takes else replace(config, {field: 'xla'})
+      names = [name for name, kernel in _KERNELS[field].items() if kernel.platform == platform]
+      chosen = replace(config, {field: names[0]}) if names and suits else None
+      takes = chosen is not None and _goes_with_the_rest(chosen, facts)
+      config = chosen if takes else replace(config, {field: 'xla'})
   return config
+
+
+def _suits_update(config: Config, model: ModelConfig, platform: str) -> bool:
+  tokens = config.completion_tokens
+  if platform == 'gpu':
+    sizes = {model.of_layers(slides).head_dim for slides in model.slides}
+    fits = all(size % 8 == 0 and size <= cudnn_attention.LARGEST_HEAD for size in sizes)
+    return fits and config.prompt_tokens + tokens >= _LONG_COMPLETION
+  # A group shares its prompt in XLA's attention, which pays where prompts are the longer part.
+  return tokens >= max(_LONG_COMPLETION, config.prompt_tokens)
 
 
 def of_update(config: Config, mesh: jax.sharding.Mesh) -> Callable[..., jax.Array] | None:
@@ -54,16 +79,18 @@ def of_decoding(config: Config, mesh: jax.sharding.Mesh) -> Callable[..., jax.Ar
 
 def _kernel(config: Config, mesh: jax.sharding.Mesh, field: str) -> Callable[..., jax.Array] | None:
   name, platform = value_of(field, config, {}), mesh.devices.flat[0].platform
-  known, attend = _KERNELS[field]
+  known = _KERNELS[field]
   if name == 'xla':
     return None
-  if name != known:
-    raise UserError(f'config.{field}={name!r} is unknown; choose one of: auto, xla, {known}.')
-  if platform not in ('tpu', 'cpu'):
+  if name not in known:
+    choices = ', '.join(('auto', 'xla', *known))
+    raise UserError(f'config.{field}={name!r} is unknown; choose one of: {choices}.')
+  if platform not in (known[name].platform, 'cpu'):
     raise UserError(
-      f"config.{field}={name!r} is a kernel for TPUs, and this is a {platform}; set it to 'xla'."
+      f'config.{field}={name!r} is a kernel for {known[name].platform.upper()}s, and this is a {platform}; set it to '
+      "'xla'."
     )
-  return functools.partial(attend, interpret=platform == 'cpu')
+  return functools.partial(known[name].attend, interpret=platform == 'cpu')
 
 
 def _goes_with_the_rest(config: Config, facts: JsonObject) -> bool:

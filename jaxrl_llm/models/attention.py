@@ -354,6 +354,7 @@ class SelfAttention(Mixer):
     if context.attend is not None:
       if masks.slides is not None:
         scores |= dict(window=c.window, slides=masks.slides)
+      scores['mask_BxQxS'] = masks.mask_BxQxS
       out = context.attend(q, kv, context.shared, masks.prompt_mask, **scores)
     else:
       prompt = context.shared and KeyValues(*context.shared, masks.prompt_mask)

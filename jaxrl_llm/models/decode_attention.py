@@ -38,6 +38,7 @@ def attend(
   shared: LayerCache | None = None,
   prompt_mask: jax.Array | None = None,
   *,
+  mask_BxQxS: object = None,
   column: jax.Array,
   live_S: jax.Array,
   prompt_S: jax.Array | None = None,
@@ -53,6 +54,7 @@ def attend(
   that shows consecutive columns. Of the ring, and of the prompts in the second form, only blocks with columns of the
   row are read. `interpret` runs the kernel on a CPU. arXiv:1805.02867 (softmax block by block).
   """
+  del mask_BxQxS  # `column` and `live_S` say the same
   S = len(q_Sx1xHxd)
   K, W = jax.tree.leaves(own)[0].shape[1:3]
   groups = S if prompt_mask is None else len(prompt_mask)

@@ -93,7 +93,8 @@ class LatentAttention(Mixer):
     kv = self._expanded(own)
     shared = None if context.shared is None else self._expanded(context.shared)
     if context.attend is not None:
-      return context.attend(q_BxQxHxd, kv, shared, masks.prompt_mask, scale=scale)
+      known = dict(mask_BxQxS=masks.mask_BxQxS, scale=scale)
+      return context.attend(q_BxQxHxd, kv, shared, masks.prompt_mask, **known)
     prompt = None if shared is None else attention.KeyValues(*shared, masks.prompt_mask)
     own_keys = attention.KeyValues(*kv, masks.mask_BxQxS)
     return attention.attend(q_BxQxHxd, own_keys, prompt, scale=scale)

@@ -29,6 +29,7 @@ def attend(
   prompt_mask: jax.Array | None = None,
   segment_BxQ: jax.Array | None = None,
   *,
+  mask_BxQxS: object = None,
   window: int = 0,
   slides: bool | jax.Array = False,
   sink_H: jax.Array | None = None,
@@ -44,6 +45,7 @@ def attend(
   scores. A sink is one more score of each head, whose value is 0. `interpret` runs the kernel on a CPU. The kernel is
   part of jax; arXiv:2205.14135 (FlashAttention).
   """
+  del mask_BxQxS  # causal, with segments and windows: the kernel makes it block by block
   q_BxHxQxd = q_BxQxHxd.swapaxes(1, 2)
   q_BxHxQxd *= jnp.asarray(scale or q_BxQxHxd.shape[-1] ** -0.5, q_BxQxHxd.dtype)
   segments = None if segment_BxQ is None else (segment_BxQ, segment_BxQ)

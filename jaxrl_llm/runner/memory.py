@@ -110,10 +110,10 @@ def smaller_updates(config: Config, spec: StepSpec) -> Iterator[Changes]:
     changes['learner.microbatch_tokens'] = bins * packing.tokens
     yield dict(changes)
     bins //= 2
-  on_tpu = spec.layout.mesh.devices.flat[0].platform == 'tpu'
+  kernel = {'tpu': 'splash', 'gpu': 'cudnn'}.get(spec.layout.mesh.devices.flat[0].platform)
   whole_rows = spec.layout.mesh.shape['context'] == 1 and not spec.model.config.chunked
-  if on_tpu and whole_rows and spec.update.attention is None:
-    yield changes | {'learner.attention': 'splash'}
+  if kernel and whole_rows and spec.update.attention is None:
+    yield changes | {'learner.attention': kernel}
   if config.optimizer.fn == 'adamw' and config.optimizer.moments_dtype == 'float32':
     yield changes | {'optimizer.moments_dtype': 'bfloat16'}
 

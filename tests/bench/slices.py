@@ -18,11 +18,11 @@ from tests.bench.curves import ROOT
 from tests.bench.lib import smoke
 
 # As the config.json of Qwen/Qwen3-*, which are public (read November 2026).
-_SHARED = dict(
+SHARED = dict(
   model_type='qwen3', vocab_size=151936, head_dim=128, num_key_value_heads=8, rms_norm_eps=1e-6, rope_theta=1e6,
   max_position_embeddings=40960, tie_word_embeddings=False,
 )  # fmt: skip
-_SIZES = {
+SIZES = {
   '0.6b': dict(
     hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16, tie_word_embeddings=True,
   ),
@@ -49,7 +49,7 @@ def config(folder: str, model: str, mesh: dict[str, int], prompts: int):
   path = os.path.join(folder, model)
   os.makedirs(path, exist_ok=True)
   with open(os.path.join(path, 'config.json'), 'w') as file:
-    json.dump(_SHARED | _SIZES[model], file)
+    json.dump(SHARED | SIZES[model], file)
   c = configs.load(f'{ROOT}/configs/dapo.py')
   c.model, c.prompts, c.rollouts = path, prompts, ROLLOUTS
   c.prompt_tokens, c.completion_tokens = PROMPT_TOKENS, COMPLETION_TOKENS

@@ -160,7 +160,7 @@ def test_log_probabilities_and_gradients_of_the_update_are_those_without_the_ker
 @pytest.mark.parametrize(
   'attend, model, mesh, message',
   [
-    ('flash', {}, {}, 'is unknown; choose one of: auto, xla, splash'),
+    ('flash', {}, {}, 'is unknown; choose one of: auto, xla, splash, cudnn'),
     ('splash', dict(WINDOW, sliding=(True, False), chunked=True), {}, 'a model with chunked'),
     ('splash', {}, dict(context=2), 'config.mesh.context=2'),
   ],
