@@ -51,7 +51,8 @@ class LearnerConfig(Section):
   # recompute layer activations in the backward pass: True, False, or auto = not on CPU
   remat: bool | str = 'auto'
   # xla, or kernels that write no scores to memory: splash on TPUs, which computes no masked ones, and cudnn on NVIDIA
-  # GPUs; auto = a kernel for 2,048 tokens or more (splash: of completions), where it goes with the model and the mesh
+  # GPUs; auto = splash for completions of 2,048 tokens or more, cudnn for rows of 256 or more, where they go with the
+  # model and the mesh
   attention: str = 'auto'
   # of log-probs in sampling and update: exact = no bit differs, in bfloat16 on CPUs; off
   agreement: str = 'off'

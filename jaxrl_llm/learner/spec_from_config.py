@@ -217,6 +217,8 @@ def _packing(
   rows = prompts * group
   short = _CPU_SHORT_BIN if on_cpu(mesh) else _SHORT_BIN
   bin_tokens = max(longest, min(max(whole, short), _WHOLE_GROUP, prompts * whole))
+  if config.learner.attention == 'cudnn':
+    bin_tokens = packing.aligned(cudnn_attention.ALIGNMENT, bin_tokens)
   most = -(-rows * longest // bin_tokens)  # bins that hold every row beside a prompt of its own
   recurrent = any(m.is_recurrent for m in (model.config, model.teacher) if m is not None)
   tokens = microbatch_tokens(config, mesh)

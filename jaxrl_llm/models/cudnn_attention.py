@@ -15,6 +15,7 @@ from jaxrl_llm.distributed import sharding
 from jaxrl_llm.models.mixer import Array
 
 LARGEST_HEAD = 256  # features, on Hopper; a multiple of 8
+ALIGNMENT = 8  # tokens of a row, which tensor cores read without a remainder; odd ones are padded in every layer
 
 
 @jax.named_scope('attention')

@@ -254,20 +254,35 @@ def embed(params: Params, tokens: Array, dtype: str) -> jax.Array:
 
 @jax.named_scope('head')
 def head(
-  config: ModelConfig, params: Params, hidden: jax.Array, dtype: str = 'float32'
+  config: ModelConfig,
+  params: Params,
+  hidden: jax.Array,
+  dtype: str = 'float32',
+  rounded: Params | None = None,
 ) -> jax.Array:
-  """Logits [..., V] of hidden states [..., D], in float32 at least."""
-  if config.tied:
-    kernel, spec = params['embed']['embedding'], '...d,vd->...v'
+  """Logits [..., V] of hidden states [..., D], in float32 at least.
+
+  rounded: `params` in `dtype`, rounded once before a loop. The gradient is that of `params`, as of
+  `linear.rounded_product`.
+  """
+  if rounded is not None:
+    logits = linear.rounded_product(
+      hidden.astype(dtype), head_kernel(config, params), head_kernel(config, rounded), config.tied
+    )
   else:
-    kernel, spec = params['head']['kernel'], '...d,dv->...v'
-  data, scale = linear.read_kernel(kernel, dtype)
-  product = exact.einsum if config.is_exact else jnp.einsum
-  wide = jnp.promote_types(dtype, jnp.float32)
-  logits = product(spec, hidden.astype(dtype), data, preferred_element_type=wide)
-  logits = linear.apply_scale(logits, scale)
+    data, scale = linear.read_kernel(head_kernel(config, params), dtype)
+    product = exact.einsum if config.is_exact else jnp.einsum
+    wide = jnp.promote_types(dtype, jnp.float32)
+    spec = '...d,vd->...v' if config.tied else '...d,dv->...v'
+    logits = product(spec, hidden.astype(dtype), data, preferred_element_type=wide)
+    logits = linear.apply_scale(logits, scale)
   logits = logits if config.logit_scale == 1.0 else logits * config.logit_scale
   return attention.capped(logits, config.logit_cap)
+
+
+def head_kernel(config: ModelConfig, params: Params) -> linear.Kernel:
+  """[V, D] of a tied model, else [D, V]."""
+  return params['embed']['embedding'] if config.tied else params['head']['kernel']
 
 
 def forward(

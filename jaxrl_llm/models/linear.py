@@ -103,6 +103,38 @@ class Dense(nnx.Linear):
     return y + self.product(self.product(x, a_Dxr), b_rxF)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def rounded_product(
+  x: jax.Array, kernel: jax.Array, rounded: jax.Array, transposed: bool
+) -> jax.Array:
+  """x[..., D] · kernel [D, F] → float32 [..., F], with `rounded` in the place of the kernel; `transposed`: [F, D].
+
+  Backward, the gradient of the result is rounded to the dtype of x, so that both products are in it, and add in
+  float32: JAX's own rule would multiply in float32, at half the speed or less. `rounded` has no gradient.
+  """
+  del kernel
+  spec = '...d,fd->...f' if transposed else '...d,df->...f'
+  return jnp.einsum(spec, x, rounded, preferred_element_type=jnp.float32)
+
+
+def _rounded_forward(x, kernel, rounded, transposed):
+  empty = jnp.zeros((0,), kernel.dtype)  # only its dtype is needed
+  return rounded_product(x, kernel, rounded, transposed), (x, empty, rounded)
+
+
+def _rounded_backward(transposed, saved, slope):
+  x, empty, rounded = saved
+  slope = slope.astype(x.dtype)
+  multiply = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+  of_x = multiply('...f,fd->...d' if transposed else '...f,df->...d', slope, rounded)
+  x_NxD, slope_NxF = x.reshape(-1, x.shape[-1]), slope.reshape(-1, slope.shape[-1])
+  of_kernel = multiply('nd,nf->fd' if transposed else 'nd,nf->df', x_NxD, slope_NxF)
+  return of_x.astype(x.dtype), of_kernel.astype(empty.dtype), None
+
+
+rounded_product.defvjp(_rounded_forward, _rounded_backward)
+
+
 class ExactDense(Dense):
   """A layer whose results do not depend on the number of rows."""
 

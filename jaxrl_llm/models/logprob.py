@@ -184,6 +184,14 @@ def _head_of(config: ModelConfig, params: Params) -> Params:
   return {name: params[name] for name in (('embed',) if config.tied else ('head',))}
 
 
+def _rounded(config: ModelConfig, params: Params, dtype: str) -> Params | None:
+  """The head in a smaller dtype, rounded once for all chunks; None where it is that of the parameters."""
+  is_plain = isinstance(decoder.head_kernel(config, params), jax.Array)
+  if config.is_exact or not is_plain or jnp.dtype(dtype).itemsize >= 4:
+    return None
+  return jax.lax.stop_gradient(linear.cast(params, dtype))
+
+
 @jax.named_scope('head')
 def _chunked(
   fn: _LogitsFn,
@@ -200,12 +208,14 @@ def _chunked(
   B, T, _ = hidden_BxTxD.shape
 
   def of_chunk(params, frozen, hidden_BxCxD, *columns):
-    logits_BxCxV = decoder.head(configs[0], params, hidden_BxCxD, dtype)
+    rounded, other = frozen
+    logits_BxCxV = decoder.head(configs[0], params, hidden_BxCxD, dtype, rounded)
     if len(configs) == 1:
       return fn(logits_BxCxV, *columns)
-    other_BxCxV = decoder.head(configs[1], frozen, columns[0], dtype)
+    other_BxCxV = decoder.head(configs[1], other, columns[0], dtype)
     return fn(logits_BxCxV, other_BxCxV, *columns[1:])
 
+  frozen = _rounded(configs[0], params, dtype), frozen
   if B * T <= chunk_tokens:  # all logits may exist at once, from the forward to the backward pass
     return of_chunk(params, frozen, hidden_BxTxD, *columns)
   width = min(T, max(1, chunk_tokens // B))

@@ -182,7 +182,7 @@ def test_the_kernel_refuses_what_it_would_ignore():
 
 
 def test_auto_is_the_kernel_on_gpus_for_long_rows_that_it_can_read():
-  def chosen(model=MODEL, kind='NVIDIA H200', tokens=2000, dtype='auto'):
+  def chosen(model=MODEL, kind='NVIDIA H200', tokens=208, dtype='auto'):
     c = configs.default()
     c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = 16, 2, 48, tokens
     c.dtype = dtype
@@ -193,6 +193,6 @@ def test_auto_is_the_kernel_on_gpus_for_long_rows_that_it_can_read():
     return 'xla' if attend is None else 'cudnn'
 
   assert chosen() == chosen(MODELS['window']) == chosen(MODELS['chunked']) == 'cudnn'
-  assert chosen(tokens=1999) == chosen(kind='TPU v5 lite') == chosen(dtype='float32') == 'xla'
+  assert chosen(tokens=207) == chosen(kind='TPU v5 lite') == chosen(dtype='float32') == 'xla'
   assert chosen(dataclasses.replace(MODEL, attention_cap=30.0)) == 'xla'
   assert chosen(dataclasses.replace(MODEL, head_dim=12)) == 'xla'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -88,3 +89,37 @@ def test_chunks_have_one_gradient_of_the_head_and_keep_no_copies_of_it(tied, dty
   compiled = slope.lower(params, hidden, jnp.int32(300), 512).compile()
   head_bytes, logits_bytes = 4 * 2000 * 256, 4 * 2000 * 128
   assert compiled.memory_analysis().temp_size_in_bytes < 4 * (head_bytes + logits_bytes)
+
+
+@pytest.mark.parametrize('tied', [False, True])
+@pytest.mark.parametrize('chunk_tokens', [5, 1000])
+def test_the_gradient_in_bfloat16_is_near_that_in_float32_and_has_no_product_in_float32(
+  tied, chunk_tokens
+):
+  """Both products of the backward pass are of bfloat16, and the head is rounded once and not in each chunk."""
+  config = dataclasses.replace(MODEL, tied=tied)
+  params = decoder.init(config, 0)
+  r = np.random.default_rng(0)
+  hidden_BxTxD = jnp.asarray(r.normal(size=(2, 12, config.width)), jnp.float32)
+  targets_BxT = jnp.asarray(r.integers(0, config.vocab, (2, 12)))
+  weight_BxT = jnp.asarray(r.normal(size=(2, 12)), jnp.float32)
+
+  def slopes(dtype):
+    def loss(params, hidden):
+      options = dict(temperature=1.0, chunk_tokens=chunk_tokens, dtype=dtype)
+      logp_BxT = logprob.token_logp(config, params, hidden, targets_BxT, **options)[0]
+      return (logp_BxT * weight_BxT).sum()
+
+    return jax.grad(loss, argnums=(0, 1))
+
+  name = ('embed', 'embedding') if tied else ('head', 'kernel')
+  (wide, wide_h), (low, low_h) = (slopes(d)(params, hidden_BxTxD) for d in ('float32', 'bfloat16'))
+  for a, b in ((wide[name[0]][name[1]], low[name[0]][name[1]]), (wide_h, low_h)):
+    assert a.dtype == b.dtype == jnp.float32
+    assert 0 < np.linalg.norm(a - b) < 1e-2 * np.linalg.norm(a)
+  text = jax.jit(slopes('bfloat16')).lower(params, hidden_BxTxD).as_text()
+  products = re.findall(r'dot_general.*: \((tensor<\S+>), (tensor<\S+>)\)', text)
+  assert len(products) >= 3
+  assert all('bf16' in a and 'bf16' in b for a, b in products)
+  sizes = f'{config.vocab}x{config.width}' if tied else f'{config.width}x{config.vocab}'
+  assert len(re.findall(rf'convert .*tensor<{sizes}xf32>\) -> tensor<{sizes}xbf16>', text)) == 1
