@@ -53,9 +53,9 @@ def choose(
   for field, suits in suited.items():
     if value_of(field, config, {}) == 'auto':
       names = [name for name, kernel in _KERNELS[field].items() if kernel.platform == platform]
-      chosen = replace(config, {field: names[0]}) if names and suits else None
-      takes = chosen is not None and _goes_with_the_rest(chosen, facts)
-      config = chosen if takes else replace(config, {field: 'xla'})
+      chosen = replace(config, {field: names[0] if names and suits else 'xla'})
+      plain = replace(config, {field: 'xla'})
+      config = chosen if _goes_with_the_rest(chosen, facts) else plain
   return config
 
 

@@ -1,16 +1,19 @@
 """Decoding and update on one accelerator against its peak figures: random weights of Qwen3's shapes, in bfloat16.
 
     python -m tests.bench.accelerator [--cases=0.6b,1.7b,8b] [--rounds=3] [--set=learner.attention=xla] [--label=NAME]
-      [--parts=rollout,gap,update,step] [--write] [--smoke]
+      [--parts=rollout,gap,update,step] [--torch=256] [--write] [--smoke]
 
 configs/dapo.py with random tokens; no token ends a row, so that all rows are full, and rewards are drawn, so that every
 group is learned. A case is a process of its own. Measured are, as medians over the rounds after a first one:
 
   iteration  seconds of a decode iteration, from rollouts of all and of half of the tokens; against the bytes that it
-             reads (weights in bfloat16, caches of prompts, and the ring, once at its full width and once its live part)
+             reads (weights in bfloat16, caches of prompts, and the ring: all of it, or its live part with a kernel)
   update     seconds, against the operations of forward and backward pass without recomputation (MFU)
   step       seconds of the fused step, in which both halves are one program
   gap        mean and largest |Δ log p| between sampler and update, over the tokens of a rollout
+
+With `--torch=TOKENS`, transformers on torch then samples so many tokens of each row, and learns the same batch
+(lib/accelerator_torch.py): the rates are those of the same work on the same device.
 
 Printed, too: the bandwidth of a copy (bytes read and written) and the rate of a product of 8,192 × 8,192 matrices.
 """
@@ -38,7 +41,7 @@ from jaxrl_llm import models, step
 from jaxrl_llm.config import loading
 from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner import compile as programs
-from jaxrl_llm.learner import device_memory, empty_records, microbatch
+from jaxrl_llm.learner import device_memory, microbatch
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.learner.step_spec import StepSpec
@@ -94,9 +97,7 @@ def random_weights(spec: StepSpec) -> Params:
     key = jax.random.key(number, impl='rbg')  # which GPUs and TPUs compile faster
     return jax.random.normal(key, shape, jnp.float32) * shape[0] ** -0.5
 
-  new = [
-    draw(x.shape, i) if len(x.shape) > 1 else jnp.ones(x.shape) for i, x in enumerate(leaves)
-  ]
+  new = [draw(x.shape, i) if len(x.shape) > 1 else jnp.ones(x.shape) for i, x in enumerate(leaves)]
   return jax.tree.unflatten(tree, new)
 
 
@@ -200,7 +201,7 @@ def measure(case: Case, overrides: list[str], rounds: int, parts: list[str]) -> 
     decode_attention=_name(spec.rollout.decode.attend),
     rollout_s=whole_s,
     iteration_ms=1e3 * iteration_s,
-    read_gb=(fixed + cost.cache_bytes) / 1e9,
+    read_gb=(fixed + cost.cache_bytes * (1 if spec.rollout.decode.attend is None else 3 / 4)) / 1e9,
     live_gb=(fixed + cost.cache_bytes * 3 / 4) / 1e9,
     iteration_s=iteration_s,
     update_s=update_s,
@@ -218,6 +219,20 @@ def measure(case: Case, overrides: list[str], rounds: int, parts: list[str]) -> 
 
 def _name(kernel: Any) -> str:
   return 'xla' if kernel is None else kernel.func.__module__.rpartition('.')[2]
+
+
+def run_torch(name: str, tokens: int) -> str:
+  """A line with the seconds of transformers for a case, measured in a process of its own; '' where it fails."""
+  command = [sys.executable, '-m', 'tests.bench.lib.accelerator_torch', name, str(tokens)]
+  done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+  if done.returncode:
+    print(f'torch, {name}: status {done.returncode}; see above.', file=sys.stderr)
+    return ''
+  row = json.loads(done.stdout.splitlines()[-1])
+  return (
+    f'{name} by transformers {row["transformers"]} on torch {row["torch"]}: update {row["update_s"]:.2f} s, '
+    f'{row["sampled"]} tokens of each row {row["sampled_s"]:.2f} s, which makes {row["rollout_s"]:.1f} s for all.'
+  )
 
 
 def ceilings() -> dict[str, float]:
@@ -241,26 +256,18 @@ def _fastest(function: Callable, *arguments: jax.Array) -> float:
   return min(seconds[1:])
 
 
-def report(rows: dict[str, dict[str, Any]], limits: dict[str, float], facts: str) -> str:
+def report(
+  rows: dict[str, dict[str, Any]], limits: dict[str, float], torch: list[str], facts: str
+) -> str:
   """The section, in Markdown."""
   device = jax.devices()[0]
   chip = hardware.CHIPS.get(device.device_kind, hardware.Chip(limits['product'], limits['copy'], 1))
   header = (
-    'case', 'attention', 'iteration, ms', 'GB/s read', 'of peak', 'of peak, live columns', 'sampled tokens/s',
-    'update, s', 'MFU', 'with recomputation', 'step, s', 'tokens/s', '|Δ log p| mean, largest', 'peak GiB',
+    'case', 'attention', 'rollout, s', 'iteration, ms', 'GB/s read', 'of peak', 'of peak, live columns',
+    'sampled tokens/s', 'update, s', 'MFU', 'with recomputation', 'step, s', 'tokens/s', '|Δ log p| mean, largest',
+    'peak GiB',
   )  # fmt: skip
-  cells = []
-  for name, row in rows.items():
-    rate, live = (row[k] * 1e9 / row['iteration_s'] for k in ('read_gb', 'live_gb'))
-    used, executed = (
-      row[k] * 1e12 / row['update_s'] / chip.flops for k in ('update_tflops', 'executed_tflops')
-    )
-    cells.append([
-      name, f'{row["attention"]}, {row["decode_attention"]}', f'{row["iteration_ms"]:.2f}', f'{rate / 1e9:,.0f}',
-      f'{rate / chip.memory_bandwidth:.0%}', f'{live / chip.memory_bandwidth:.0%}', f'{row["sampled_per_s"]:,.0f}',
-      f'{row["update_s"]:.2f}', f'{used:.0%}', f'{executed:.0%}', f'{row["step_s"]:.2f}',
-      f'{row["trained_per_s"]:,.0f}', f'{row["gap_mean"]:.1e}, {row["gap_max"]:.1e}', f'{row["peak_gib"]:.1f}',
-    ])  # fmt: skip
+  cells = [[name, *_cells(row, chip)] for name, row in rows.items()]
   compiled = '; '.join(
     f'{name}: ' + ', '.join(f'{k} {s:.0f}' for k, s in row['compile_s'].items() if k != 'half')
     for name, row in rows.items()
@@ -270,13 +277,40 @@ def report(rows: dict[str, dict[str, Any]], limits: dict[str, float], facts: str
     f'runs at {limits["product"] / 1e12:,.0f} TFLOP/s; by the data sheet {chip.memory_bandwidth / 1e9:,.0f} and '
     f'{chip.flops / 1e12:,.0f}, which the shares are of. Compilation and first call, seconds: {compiled}.'
   )
-  return '\n'.join([results.table(header, cells), '', text, facts])
+  return '\n'.join([results.table(header, cells), '', text, *torch, facts])
+
+
+def _cells(row: dict[str, Any], chip: hardware.Chip) -> list[str]:
+  rate, live = (row[k] * 1e9 / row['iteration_s'] for k in ('read_gb', 'live_gb'))
+  used, executed = (
+    row[k] * 1e12 / row['update_s'] / chip.flops for k in ('update_tflops', 'executed_tflops')
+  )
+  return [
+    f'{row["attention"]}, {row["decode_attention"]}',
+    f'{row["rollout_s"]:.2f}',
+    f'{row["iteration_ms"]:.2f}',
+    f'{rate / 1e9:,.0f}',
+    f'{rate / chip.memory_bandwidth:.0%}',
+    f'{live / chip.memory_bandwidth:.0%}',
+    f'{row["sampled_per_s"]:,.0f}',
+    f'{row["update_s"]:.2f}',
+    f'{used:.0%}',
+    f'{executed:.0%}',
+    f'{row["step_s"]:.2f}',
+    f'{row["trained_per_s"]:,.0f}',
+    f'{row["gap_mean"]:.1e}, {row["gap_max"]:.1e}',
+    f'{row["peak_gib"]:.1f}',
+  ]
 
 
 def run_case(name: str, args: argparse.Namespace) -> dict[str, Any] | None:
   """The figures of a case from a process of its own, which frees its memory; None where it fails."""
   command = [sys.executable, '-m', 'tests.bench.accelerator', '--case', name]
-  command += [f'--rounds={args.rounds}', f'--parts={",".join(args.parts)}', *(f'--set={x}' for x in args.set)]
+  command += [
+    f'--rounds={args.rounds}',
+    f'--parts={",".join(args.parts)}',
+    *(f'--set={x}' for x in args.set),
+  ]
   done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
   if done.returncode:
     print(f'{name} ended with status {done.returncode}; see above.', file=sys.stderr)
@@ -293,6 +327,9 @@ def main() -> None:
   parser.add_argument('--rounds', type=int, default=3)
   parser.add_argument('--parts', type=lambda text: text.split(','), default=list(PARTS))
   parser.add_argument('--set', action='append', default=[], help='an override of the config')
+  parser.add_argument(
+    '--torch', type=int, default=0, help='tokens that transformers samples; 0: none'
+  )
   parser.add_argument('--label', default='', help='name of the section; default: the device')
   parser.add_argument('--write', action='store_true', help='write results/accelerator.md')
   args = smoke.parse(parser, cases='tiny', rounds=1)
@@ -302,8 +339,9 @@ def main() -> None:
   # jax takes most of a GPU's memory when it is first used: after the cases.
   found = {name: run_case(name, args) for name in args.cases.split(',')}
   rows = {name: row for name, row in found.items() if row is not None}
+  torch = [run_torch(name, args.torch) for name in rows] if args.torch else []
   facts = results.facts(PACKAGES, results.load_average())
-  text = report(rows, ceilings(), facts)
+  text = report(rows, ceilings(), [line for line in torch if line], facts)
   print(text)
   if args.write:
     label = args.label or jax.devices()[0].device_kind
