@@ -1,10 +1,14 @@
-"""A step and a run on an accelerator. JAX_PLATFORMS=cuda,cpu (or tpu,cpu) python -m pytest tests/test_accelerator.py
+"""A step and a run on an accelerator; without one, all tests are skipped, and others prove the same programs on CPUs.
 
-Without an accelerator all tests are skipped; the other tests prove the same programs on CPUs.
+    XLA_FLAGS=--xla_gpu_deterministic_ops=true JAX_PLATFORMS=cuda,cpu python -m pytest tests/test_accelerator.py
+
+GPUs add the gradients of tokens that are equal in any order, unless the flag is set: without it, the tests of equal
+bits are skipped.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import jax
@@ -23,6 +27,12 @@ from jaxrl_llm.models import decoder
 from jaxrl_llm.types import Batch, ModelConfig, Prompts
 
 pytestmark = pytest.mark.skipif(jax.default_backend() == 'cpu', reason='needs an accelerator')
+
+same_bits = pytest.mark.skipif(
+  jax.default_backend() == 'gpu'
+  and 'xla_gpu_deterministic_ops=true' not in os.environ.get('XLA_FLAGS', ''),
+  reason='needs XLA_FLAGS=--xla_gpu_deterministic_ops=true',
+)
 
 MODEL = ModelConfig(
   vocab=50, width=64, layers=2, heads=4, kv_heads=2, head_dim=16, mlp=96, max_tokens=64
@@ -76,12 +86,14 @@ def test_a_float32_step_is_that_of_the_cpu():
   assert float(found[2]['actor/grad_norm']) > 0
 
 
+@same_bits
 @pytest.mark.parametrize('attention', ['auto', 'xla'])
 def test_a_bfloat16_step_is_repeated_bit_for_bit(attention):
   a, b = (two_steps(jax.devices()[0], learner__attention=attention) for _ in range(2))
   jax.tree.map(np.testing.assert_array_equal, a[:2], b[:2])
 
 
+@same_bits
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
   whole, resumed = tmp_path / 'whole', tmp_path / 'resumed'
   config = configs.load(tiny_job.config_file(tmp_path, steps=6, checkpoint=dict(every=3, keep=2)))

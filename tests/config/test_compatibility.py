@@ -31,6 +31,7 @@ EXAMPLES: dict[tuple[str, str], tuple[str, ...]] = {
   ('curriculum.prior_pooling', 'in'): ('curriculum.prior_pooling.fn=hidden_state',),
   ('curriculum.slots_per_prompt', 'above'): ('curriculum.slots_per_prompt=2',),
   ('curriculum.slots_per_prompt', 'below'): ('curriculum.slots_per_prompt=1',),
+  ('dtype', 'in'): ('dtype=float32',),
   ('environment', 'in'): ('environment.fn=none',),
   ('environment', 'used'): EPISODES,
   ('environment.turns', 'below'): ('environment.turns=2',),
@@ -147,11 +148,13 @@ FACTS = {
   'mesh.expert': 2,
   'mesh.decode': 2,
   'mesh.tensor': 2,
+  'model.attention_cap': 30.0,
   'model.chunked': True,
   'model.experts': 0,
   'model.inexact': ('experts',),
   'model.latent': 16,
   'model.recurrent': True,
+  'model.sinks': True,
   'model.window': 8,
   'rewards.batched': 'group',
 }
@@ -164,6 +167,8 @@ def overrides(condition: Condition) -> tuple[str, ...]:
     return ENDPOINT
   if (condition.field, condition.value) == ('environment', ('discussion',)):
     return 'environment.fn=discussion', 'mode=split'
+  if (condition.field, condition.value) == ('learner.attention', ('cudnn',)):
+    return ('learner.attention=cudnn',)
   if condition.value == ('solved_by_group',):
     return 'objective.distillation.fn=solved_by_group', 'objective.distillation.prompt_tokens=64'
   if (condition.field, condition.value) == ('replay.reuse', ('contrast_pairs', 'recomposed')):

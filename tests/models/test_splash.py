@@ -171,19 +171,18 @@ def test_unsupported_settings_are_refused(attend, model, mesh, message):
 
 
 def test_auto_is_the_kernel_on_tpus_for_long_completions_that_it_can_read():
-  def chosen(model=MODEL, kind='TPU v5 lite', tokens=2048, prompt=100, **mesh):
+  def chosen(model=MODEL, tokens=2048, prompt=100, **mesh):
     c = configs.default()
     c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = 16, 2, prompt, tokens
     c.mesh.update(mesh)
-    platform = 'tpu' if kind.startswith('TPU') else 'gpu'
-    devices = [sharding_report.Device(i, platform, kind) for i in range(4)]
+    devices = [sharding_report.Device(i, 'tpu', 'TPU v5 lite') for i in range(4)]
     model = dataclasses.replace(model, max_tokens=10_000)
     step_spec = make_spec(c, model, (3,), sharding.make_mesh(c.mesh, devices))
     assert step_spec.update.packing.shares_prompt == (step_spec.update.attention is None)
     return 'xla' if step_spec.update.attention is None else 'splash'
 
   assert chosen() == 'splash'
-  assert chosen(tokens=2047) == chosen(prompt=2049) == chosen(kind='NVIDIA H200') == 'xla'
+  assert chosen(tokens=2047) == chosen(prompt=2049) == 'xla'
   assert chosen(MODELS['window']) == chosen(MODELS['sinks']) == 'splash'
   assert chosen(dataclasses.replace(MODELS['window'], chunked=True)) == 'xla'
   assert chosen(context=2) == 'xla' and chosen(tensor=2) == 'splash'
