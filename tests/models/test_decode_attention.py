@@ -108,7 +108,7 @@ def test_blocks_without_a_column_of_the_row_are_not_read(width):
   columns = decode_attention.Columns(
     jnp.arange(S), jnp.full(S, COLUMN % width), jnp.minimum(jnp.array(LIVE), width)
   )
-  first_S, count_S = decode_attention._blocks_of_rows(columns, width, 8)
+  first_S, count_S = decode_attention.blocks_of_rows(columns, width, 8)
   blocks = -(-width // 8)
   for s in np.flatnonzero(busy):
     read = {int(first_S[s] + i) % blocks for i in range(int(count_S[s]))}

@@ -148,7 +148,7 @@ def test_the_share_of_the_ring_that_a_kernel_reads_is_that_of_simulated_rows(slo
     live_N = np.concatenate([np.arange(1, n + 1) for n in draw])  # of every iteration of every row
     newest_N = r.integers(0, 80, len(live_N))
     places = decode_attention.Columns(live_N * 0, newest_N, live_N)
-    columns += 8 * int(decode_attention._blocks_of_rows(places, 80, 8)[1].sum())
+    columns += 8 * int(decode_attention.blocks_of_rows(places, 80, 8)[1].sum())
     count = slots or 64
     run = simulated(draw, count, [count // 2, count // 4])
     slot_columns += 80 * sum(busy * n for busy, n in run.items())
