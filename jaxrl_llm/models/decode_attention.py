@@ -180,10 +180,10 @@ def _kernel(
 
   @pl.when(b < count_S[s])
   def add():
-    is_live = functools.partial(
+    live = functools.partial(
       is_live, (first_S[s] + b) % blocks * C, newest_S[s], live_S[s], width
     )
-    live_1x1xC = is_live((1, 1, C), 2)
+    live_1x1xC = live((1, 1, C), 2)
     score = _product(q[0], k[0], 2)
     score = score if k_scale is None else score * k_scale[0][:, None]
     score = cap * jnp.tanh(score / cap) if cap else score
@@ -197,7 +197,7 @@ def _kernel(
       weight = jnp.where(live_1x1xC, weight * v_scale[0][:, None], 0.0)
     numbers = v[0].astype(q.dtype)
     if width % C:  # behind the end of the array, in its last block, stands anything
-      numbers = jnp.where(is_live((1, C, 1), 1), numbers, jnp.zeros_like(numbers))
+      numbers = jnp.where(live((1, C, 1), 1), numbers, jnp.zeros_like(numbers))
     value[0] = factor * value[0] + _product(weight.astype(q.dtype), numbers, 1)
     top[0] = reference
 

@@ -78,19 +78,20 @@ def _kernel(
   s, head, n = (pl.program_id(axis) for axis in range(3))
   first, count, programs = first_S[s], count_S[s], pl.num_programs(2)
   newest, live, array = newest_S[s], live_S[s], array_S[s]
-  heads, features = _padded(q.shape[2]), v.shape[3]
-  is_query = _is_below(q.shape[2], heads, 0)
-  q_RxD = _load(q, (s, head, pl.ds(0, heads)), is_query)
+  R, heads = q.shape[2], _padded(q.shape[2])
+  query_Rx1 = _places(heads, 0)
+  q_RxD = _load(q, (s, head), query_Rx1, query_Rx1 < R)
 
   def add(i, sums):
     value_RxD, top_Rx1, total_Rx1 = sums
     start = (first + n + i * programs) % pl.cdiv(width, block) * block
     is_live = functools.partial(decode_attention.is_live, start, newest, live, width)
     live_1xC, live_Cx1 = is_live((1, block), 1), is_live((block, 1), 0)
-    columns = array, head, pl.ds(start, block)
-    scale = lambda x: plgpu.load(x.at[columns], mask=is_live((block,), 0), other=0)[None]  # noqa: E731
+    column_1xC, column_Cx1 = (start + _places(block, axis) for axis in (1, 0))
     # Columns that are not live are not read, and 0.
-    score = _product(q_RxD, _load(k, columns, live_Cx1), 1)
+    cached = lambda x: _load(x, (array, head), column_Cx1, live_Cx1)  # noqa: E731
+    scale = lambda x: plgpu.load(x.at[array, head, column_1xC], mask=live_1xC, other=0)  # noqa: E731
+    score = _product(q_RxD, cached(k), 1)
     score = score if k_scale is None else score * scale(k_scale)
     score = cap * jnp.tanh(score / cap) if cap else score
     score = jnp.where(live_1xC, score, attention.MASKED_SCORE)
@@ -99,32 +100,33 @@ def _kernel(
     factor = jnp.exp(top_Rx1 - reference)
     total_Rx1 = factor * total_Rx1 + weight.sum(1, keepdims=True)
     weight = weight if v_scale is None else weight * scale(v_scale)
-    added = _product(weight.astype(q_RxD.dtype), _load(v, columns, live_Cx1), 0)
-    return factor * value_RxD + added, reference, total_Rx1
+    value_RxD = factor * value_RxD + _product(weight.astype(q_RxD.dtype), cached(v), 0)
+    return value_RxD, reference, total_Rx1
 
   fill = lambda columns, x: jnp.full((heads, columns), x, jnp.float32)  # noqa: E731
-  empty = fill(_padded(features), 0.0), fill(1, attention.MASKED_SCORE), fill(1, 0.0)
+  empty = fill(_padded(v.shape[3]), 0.0), fill(1, attention.MASKED_SCORE), fill(1, 0.0)
   sums = jax.lax.fori_loop(0, pl.cdiv(count - n, programs), add, empty)
   for out, x in zip((value, top, total), sums, strict=True):
-    place = out.at[s, head, n, pl.ds(0, heads), pl.ds(0, x.shape[1])]
-    plgpu.store(place, x, mask=is_query & _is_below(out.shape[4], x.shape[1], 1))
+    feature_1xD = _places(x.shape[1], 1)
+    place = out.at[s, head, n, query_Rx1, feature_1xD]
+    plgpu.store(place, x, mask=(query_Rx1 < R) & (feature_1xD < out.shape[4]))
 
 
 def _padded(size: int) -> int:
   return max(pl.next_power_of_2(size), _LEAST)
 
 
-def _is_below(size: int, padded: int, axis: int) -> jax.Array:
-  """Which of the `padded` places of an axis of two are among the first `size`."""
-  shape = (padded, 1) if axis == 0 else (1, padded)
-  return jax.lax.broadcasted_iota(jnp.int32, shape, axis) < size
+def _places(size: int, axis: int) -> jax.Array:
+  """0, 1, … `size` - 1 along an axis of two."""
+  return jax.lax.broadcasted_iota(jnp.int32, (size, 1) if axis == 0 else (1, size), axis)
 
 
-def _load(array, place: tuple, mask_Nx1: jax.Array) -> jax.Array:
-  """The rows at `place` that the mask shows, with zeros up to a power of two features."""
+def _load(array, place: tuple, row_Nx1: jax.Array, mask_Nx1: jax.Array) -> jax.Array:
+  """Rows of array[place], 0 where the mask says no and behind the last feature, up to a power of two of them."""
   d = array.shape[-1]
-  at = array.at[(*place, pl.ds(0, _padded(d)))]
-  return plgpu.load(at, mask=mask_Nx1 & _is_below(d, _padded(d), 1), other=0)
+  feature_1xD = _places(_padded(d), 1)
+  at = array.at[(*place, row_Nx1, feature_1xD)]
+  return plgpu.load(at, mask=mask_Nx1 & (feature_1xD < d), other=0)
 
 
 def _product(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:

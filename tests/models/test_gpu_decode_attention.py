@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from jaxrl_llm.models import attention, decode_attention, gpu_decode_attention
 from jaxrl_llm.models.mixer import Int8
@@ -114,5 +115,8 @@ def test_it_lowers_for_cuda(size, dtype, monkeypatch):
     q, kv, column=column, live_S=live_S
   )
   q = array((64, 1, K * R, d), 'bfloat16' if dtype == 'int8' else dtype)
-  traced = jax.jit(attend).trace(q, (cache, cache), array((), 'int32'), array((64,), 'int32'))
-  assert 'gpu.triton' in traced.lower(lowering_platforms=('cuda',)).as_text()
+  device = AbstractDevice('NVIDIA H200', 132, 'gpu')
+  with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+    traced = jax.jit(attend).trace(q, (cache, cache), array((), 'int32'), array((64,), 'int32'))
+    lowered = traced.lower(lowering_platforms=('cuda',))
+  assert 'gpu.triton' in lowered.as_text()
