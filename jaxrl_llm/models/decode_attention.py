@@ -180,9 +180,7 @@ def _kernel(
 
   @pl.when(b < count_S[s])
   def add():
-    live = functools.partial(
-      is_live, (first_S[s] + b) % blocks * C, newest_S[s], live_S[s], width
-    )
+    live = functools.partial(is_live, (first_S[s] + b) % blocks * C, newest_S[s], live_S[s], width)
     live_1x1xC = live((1, 1, C), 2)
     score = _product(q[0], k[0], 2)
     score = score if k_scale is None else score * k_scale[0][:, None]

@@ -61,9 +61,7 @@ def _run(
     compiler_params=plgpu.CompilerParams(num_warps=_WARPS, num_stages=_STAGES),
     interpret=interpret,
     name='decode_attention',
-  )(
-    *columns, *decode_attention.blocks_of_rows(columns, W, C), q_SxKxRxd, *jax.tree.leaves((k, v))
-  )
+  )(*columns, *decode_attention.blocks_of_rows(columns, W, C), q_SxKxRxd, *jax.tree.leaves((k, v)))
   reference = top.max(2)
   factor = jnp.exp(top - reference[:, :, None])
   return (factor * value).sum(2), reference, (factor * total).sum(2)
