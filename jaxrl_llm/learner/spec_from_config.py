@@ -73,9 +73,7 @@ def _model_facts(
   facts = {f'mesh.{axis}': mesh.shape[axis] for axis in sharding.AXES[2:]}
   models = [model] if teacher is None else [model, teacher]
   of_model = {name: getattr(model, name) for name in ('experts', 'latent')}
-  of_model |= dict(
-    sinks=any(m.sinks for m in models), attention_cap=max(m.attention_cap for m in models)
-  )
+  of_model |= dict(sinks=any(m.sinks for m in models), attention_cap=max(m.attention_cap for m in models))
   of_model['inexact'] = exact.inexact_parts(model)
   of_models = dict(
     window=max(m.window for m in models),

@@ -94,7 +94,9 @@ def random_weights(spec: StepSpec) -> Params:
     key = jax.random.key(number, impl='rbg')  # which GPUs and TPUs compile faster
     return jax.random.normal(key, shape, jnp.float32) * shape[0] ** -0.5
 
-  new = [draw(x.shape, i) if len(x.shape) > 1 else jnp.ones(x.shape) for i, x in enumerate(leaves)]
+  new = [
+    draw(x.shape, i) if len(x.shape) > 1 else jnp.ones(x.shape) for i, x in enumerate(leaves)
+  ]
   return jax.tree.unflatten(tree, new)
 
 
@@ -274,11 +276,7 @@ def report(rows: dict[str, dict[str, Any]], limits: dict[str, float], facts: str
 def run_case(name: str, args: argparse.Namespace) -> dict[str, Any] | None:
   """The figures of a case from a process of its own, which frees its memory; None where it fails."""
   command = [sys.executable, '-m', 'tests.bench.accelerator', '--case', name]
-  command += [
-    f'--rounds={args.rounds}',
-    f'--parts={",".join(args.parts)}',
-    *(f'--set={x}' for x in args.set),
-  ]
+  command += [f'--rounds={args.rounds}', f'--parts={",".join(args.parts)}', *(f'--set={x}' for x in args.set)]
   done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
   if done.returncode:
     print(f'{name} ended with status {done.returncode}; see above.', file=sys.stderr)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from jaxrl_llm.models import attention, decode_attention, gpu_decode_attention
+from jaxrl_llm.models import attention, gpu_decode_attention
 from jaxrl_llm.models.mixer import Int8
 
 S, K, R, d, e = 6, 2, 3, 20, 12  # sizes that are no powers of two, and values narrower than keys
