@@ -89,8 +89,8 @@ class RolloutConfig(Section):
   cache_dtype: str = 'auto'  # of keys and values: float32, bfloat16, int8; auto = that of compute
   # of the kernels while sampling: float32, bfloat16, int8, float8_e4m3fn; auto = that of compute
   weights_dtype: str = 'auto'
-  # xla, or on TPUs ragged: a kernel that reads of the cache each row's own tokens; auto = ragged on TPUs for
-  # completions of 2,048 tokens or more of models whose heads fill a TPU's tiles
+  # xla, or ragged: a kernel that reads of the cache each row's own tokens; auto = ragged on GPUs for completions of 256
+  # tokens or more, and on TPUs for 2,048 or more of models whose heads fill a TPU's tiles
   attention: str = 'auto'
   # widths of the cache, each twice the one before, so that attention costs by the longest row so far
   windows: int = 1

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -46,13 +47,15 @@ def attend(
   cap: float = 0.0,
   sink_H: jax.Array | None = None,
   interpret: bool = False,
+  run: Callable[..., tuple[jax.Array, jax.Array, jax.Array]] | None = None,
 ) -> jax.Array:
   """`attention.attend` for one query a row: (k, v) own [S, K, W, d], shared [P, K, L, d] → [S, 1, H, d].
 
   Row s attends to the `live_S[s]` youngest columns of a ring whose youngest is `column` (modulo W), and to those of its
   prompt that the mask shows: prompt s // (S / P), read once for its rows, or `prompt_S[s]`, with a mask of each row
   that shows consecutive columns. Of the ring, and of the prompts in the second form, only blocks with columns of the
-  row are read. `interpret` runs the kernel on a CPU. arXiv:1805.02867 (softmax block by block).
+  row are read. `interpret` runs the kernel on a CPU, and `run` is another one, with the arguments and
+  results of `_run`. arXiv:1805.02867 (softmax block by block).
   """
   del mask_BxQxS  # `column` and `live_S` say the same
   S = len(q_Sx1xHxd)
@@ -61,11 +64,12 @@ def attend(
   q = attention.group_queries(q_Sx1xHxd, groups, K, scale)
   rows_S, live_S = jnp.arange(S), jnp.minimum(live_S, W)
   newest_S = jnp.full_like(live_S, column % W)
-  parts = [_part(q, own, Columns(rows_S, newest_S, live_S), cap, interpret)]
+  run = functools.partial(run or _run, cap=cap, interpret=interpret)
+  parts = [_part(q, own, Columns(rows_S, newest_S, live_S), run)]
   if shared is not None and prompt_S is None:
     parts.append(attention.shared_part(q, attention.KeyValues(*shared, prompt_mask), cap))
   elif shared is not None:
-    parts.append(_part(q, shared, _shown(prompt_S, prompt_mask.reshape(S, -1)), cap, interpret))
+    parts.append(_part(q, shared, _shown(prompt_S, prompt_mask.reshape(S, -1)), run))
   return attention.combine(parts, q_Sx1xHxd.dtype, sink_H)
 
 
@@ -75,12 +79,9 @@ def _shown(array_S: jax.Array, mask_SxL: jax.Array) -> Columns:
   return Columns(array_S, newest_S, mask_SxL.sum(1))
 
 
-def _part(
-  q: jax.Array, kv: LayerCache, columns: Columns, cap: float, interpret: bool
-) -> attention.Part:
+def _part(q: jax.Array, kv: LayerCache, columns: Columns, run: Callable) -> attention.Part:
   """The part of the softmax over `columns` of kv; q is of `attention.group_queries`."""
   P, G, _, K, R, d = q.shape
-  run = functools.partial(_run, cap=cap, interpret=interpret)
   if sharding.free_axes():  # all must become manual: the compiler cannot partition a kernel
     spec = PartitionSpec(None, sharding.axes_that_divide(sharding.FEATURES, K) or None)
     run = jax.shard_map(
@@ -114,7 +115,7 @@ def _run(
   W = numbers.shape[2]
   C = block_columns(W, K * d * numbers.dtype.itemsize)
   blocks = pl.cdiv(W, C)
-  first_S, count_S = _blocks_of_rows(columns, W, C)
+  first_S, count_S = blocks_of_rows(columns, W, C)
 
   def at(s, b, array_S, newest_S, live_S, first_S, count_S):
     del newest_S, live_S
@@ -151,7 +152,7 @@ def block_columns(width: int, column_bytes: int) -> int:
   return min(max(fitting, _LANES), _MAX_BLOCK, width)
 
 
-def _blocks_of_rows(columns: Columns, W: int, C: int) -> tuple[jax.Array, jax.Array]:
+def blocks_of_rows(columns: Columns, W: int, C: int) -> tuple[jax.Array, jax.Array]:
   """The block of each row's oldest column, and how many there are up to that of the newest: at least 1."""
   blocks = pl.cdiv(W, C)
   oldest_S = (columns.newest_S - columns.live_S + 1) % W
@@ -179,10 +180,8 @@ def _kernel(
 
   @pl.when(b < count_S[s])
   def add():
-    is_live = functools.partial(
-      _is_live, (first_S[s] + b) % blocks * C, newest_S[s], live_S[s], width
-    )
-    live_1x1xC = is_live((1, 1, C), 2)
+    live = functools.partial(is_live, (first_S[s] + b) % blocks * C, newest_S[s], live_S[s], width)
+    live_1x1xC = live((1, 1, C), 2)
     score = _product(q[0], k[0], 2)
     score = score if k_scale is None else score * k_scale[0][:, None]
     score = cap * jnp.tanh(score / cap) if cap else score
@@ -196,12 +195,12 @@ def _kernel(
       weight = jnp.where(live_1x1xC, weight * v_scale[0][:, None], 0.0)
     numbers = v[0].astype(q.dtype)
     if width % C:  # behind the end of the array, in its last block, stands anything
-      numbers = jnp.where(is_live((1, C, 1), 1), numbers, jnp.zeros_like(numbers))
+      numbers = jnp.where(live((1, C, 1), 1), numbers, jnp.zeros_like(numbers))
     value[0] = factor * value[0] + _product(weight.astype(q.dtype), numbers, 1)
     top[0] = reference
 
 
-def _is_live(start, newest, live, width: int, shape: tuple[int, ...], axis: int):
+def is_live(start, newest, live, width: int, shape: tuple[int, ...], axis: int):
   """Which columns of the block at `start` are among the `live` ones up to `newest`."""
   at = start + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
   age = newest - at

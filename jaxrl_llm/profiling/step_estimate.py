@@ -64,14 +64,15 @@ def iteration_seconds(seconds: Mapping[str, float], share: float = 1.0) -> tuple
 def ring_share(spec: StepSpec, survival_T: np.ndarray) -> float:
   """Which share of the ring a decode iteration reads, in the mean of a rollout: 1 where attention reads all of it.
 
-  A kernel reads what each row has said so far, in blocks of which two are partly its own; idle slots are left out.
+  A kernel reads what each row has said so far: on GPUs those columns, else blocks of which two are partly its own. Idle
+  slots are left out.
   """
   settings, layout = spec.rollout.decode, spec.layout
   if settings.attend is None:
     return 1.0
   rows = layout.prompts * settings.rollouts
   slots, said_T = settings.slots or rows, np.arange(1, len(survival_T) + 1)
-  model = spec.model.config
+  model, is_gpu = spec.model.config, layout.mesh.devices.flat[0].platform == 'gpu'
   reads, columns = 0.0, 0.0
   widths = slot_loop.ring_widths(model, settings.max_tokens)
   for sizes, width in zip(decoder.read_sizes(model), widths, strict=True):
@@ -80,7 +81,7 @@ def ring_share(spec: StepSpec, survival_T: np.ndarray) -> float:
     heads, size = sizes[0]
     local_heads = -(-heads // sharding.rows_shards(layout.mesh, sharding.SAMPLED_FEATURES))
     column_bytes = local_heads * size * np.dtype(settings.cache_dtype).itemsize
-    block = decode_attention.block_columns(width, column_bytes)
+    block = 1 if is_gpu else decode_attention.block_columns(width, column_bytes)
     reads += rows * float((survival_T * np.minimum(said_T + block - 1, width)).sum())
     columns += slots * width
   iterations = sum(share * n for share, n in decode_phases(spec, survival_T))

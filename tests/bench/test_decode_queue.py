@@ -59,7 +59,7 @@ def test_live_blocks_are_those_of_the_kernel():
     age_N = np.arange(W - 1)
     newest_N = (begin + age_N) % W
     places = decode_attention.Columns(age_N * 0, newest_N, age_N + 1)
-    kernel_N = C * np.asarray(decode_attention._blocks_of_rows(places, W, C)[1])
+    kernel_N = C * np.asarray(decode_attention.blocks_of_rows(places, W, C)[1])
     np.testing.assert_array_equal(columns(begin, age_N), kernel_N)
 
 

@@ -13,7 +13,7 @@ from jaxrl_llm.commands import sharding_report
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner.spec_from_config import make_spec
-from jaxrl_llm.models import attention, decode_attention
+from jaxrl_llm.models import attention, decode_attention, gpu_decode_attention
 from jaxrl_llm.types import ModelConfig, UserError
 
 MODEL = ModelConfig(
@@ -108,7 +108,7 @@ def test_blocks_without_a_column_of_the_row_are_not_read(width):
   columns = decode_attention.Columns(
     jnp.arange(S), jnp.full(S, COLUMN % width), jnp.minimum(jnp.array(LIVE), width)
   )
-  first_S, count_S = decode_attention._blocks_of_rows(columns, width, 8)
+  first_S, count_S = decode_attention.blocks_of_rows(columns, width, 8)
   blocks = -(-width // 8)
   for s in np.flatnonzero(busy):
     read = {int(first_S[s] + i) % blocks for i in range(int(count_S[s]))}
@@ -131,7 +131,7 @@ def spec(name, model=MODEL, kind='TPU v5 lite', tokens=2048, mesh=None, **change
   c.mesh.update(mesh or {})
   c.rollout.attention = name
   c.rollout.ngram.draft = changes.pop('ngram', 0)
-  platform = 'tpu' if kind.startswith('TPU') else 'gpu'
+  platform = {'TPU': 'tpu', 'NVIDIA': 'gpu'}.get(kind.split()[0], kind.lower())
   devices = [sharding_report.Device(i, platform, kind) for i in range(4)]
   model = dataclasses.replace(model, **changes)
   return make_spec(c, model, (3,), sharding.make_mesh(c.mesh, devices))
@@ -141,21 +141,31 @@ def test_auto_is_the_kernel_on_tpus_for_long_completions_that_it_can_read():
   chosen = lambda *args, **changes: spec('auto', *args, **changes).rollout.decode.attend is not None  # noqa: E731
   assert chosen() and chosen(mesh=dict(tensor=2)) and chosen(head_dim=256)
   assert chosen(window=4, sliding=(True, False)) and chosen(sinks=True)
-  assert not chosen(tokens=2047) and not chosen(kind='NVIDIA H200') and not chosen(head_dim=64)
+  assert not chosen(tokens=2047) and not chosen(head_dim=64)
   assert not chosen(ngram=2)
   assert not chosen(window=4, sliding=(True, False), chunked=True)
   assert spec('xla').rollout.decode.attend is None
+  assert spec('auto').rollout.decode.attend.func is decode_attention.attend
+
+
+def test_auto_is_the_kernel_of_gpus_for_shorter_completions_and_all_heads():
+  chosen = lambda **changes: spec('auto', kind='NVIDIA H200', **changes).rollout.decode.attend  # noqa: E731
+  for changes in (
+    {},
+    dict(mesh=dict(tensor=2)),
+    dict(head_dim=64),
+    dict(window=4, sliding=(True, False)),
+  ):
+    attend = chosen(**dict(tokens=256) | changes)
+    assert attend.func is gpu_decode_attention.attend and attend.keywords == dict(interpret=False)
+  assert chosen(tokens=255) is None and chosen(ngram=2) is None
 
 
 @pytest.mark.parametrize(
   'name, changes, message',
   [
     ('flash', {}, 'is unknown; choose one of: auto, xla, ragged'),
-    (
-      'ragged',
-      dict(kind='NVIDIA H200'),
-      "is a kernel for TPUs, and this is a gpu; set it to 'xla'",
-    ),
+    ('ragged', dict(kind='METAL'), 'is a kernel for TPUs and GPUs, and this is a metal; set it to'),
     ('ragged', dict(ngram=2), 'does not go with config.rollout.ngram.draft=2'),
     ('ragged', dict(window=4, sliding=(True, False), chunked=True), 'a model with chunked=True'),
   ],

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm.commands import compile_report
+from jaxrl_llm.commands import compile_report, sharding_report
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import hardware
 from jaxrl_llm.learner import compile as programs
@@ -19,7 +19,7 @@ from jaxrl_llm.types import GlobalSizes, UserError
 CHIP = hardware.Chip(flops=1e9, memory_bandwidth=1e6, link_bandwidth=1e6)
 
 
-def spec(**changes):
+def spec(devices=None, **changes):
   config = configs.default()
   with config.ignore_type():
     config.update(
@@ -30,7 +30,7 @@ def spec(**changes):
       )
       | changes
     )  # fmt: skip
-  return compile_report.make(config, jax.devices()[:1])
+  return compile_report.make(config, devices or jax.devices()[:1])
 
 
 @pytest.mark.parametrize('mean, sigma', [(30, 0.5), (60, 1.0), (500, 0.7), (20, 0.0)])
@@ -148,7 +148,7 @@ def test_the_share_of_the_ring_that_a_kernel_reads_is_that_of_simulated_rows(slo
     live_N = np.concatenate([np.arange(1, n + 1) for n in draw])  # of every iteration of every row
     newest_N = r.integers(0, 80, len(live_N))
     places = decode_attention.Columns(live_N * 0, newest_N, live_N)
-    columns += 8 * int(decode_attention._blocks_of_rows(places, 80, 8)[1].sum())
+    columns += 8 * int(decode_attention.blocks_of_rows(places, 80, 8)[1].sum())
     count = slots or 64
     run = simulated(draw, count, [count // 2, count // 4])
     slot_columns += 80 * sum(busy * n for busy, n in run.items())
@@ -157,6 +157,9 @@ def test_the_share_of_the_ring_that_a_kernel_reads_is_that_of_simulated_rows(slo
   assert share < 0.5
   capped = step_estimate.ring_share(made, lengths.at_cap(80))
   assert capped == pytest.approx(np.minimum(np.arange(1, 81) + 7, 80).mean() / 80)
+  gpu = [sharding_report.Device(0, 'gpu', 'NVIDIA H200')]
+  made = spec(gpu, rollout=dict(slots=slots, attention='ragged'))
+  assert step_estimate.ring_share(made, lengths.at_cap(80)) == pytest.approx(81 / 160)
 
 
 def test_seconds_of_a_step_by_hand(monkeypatch):

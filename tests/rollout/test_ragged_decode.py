@@ -12,10 +12,11 @@ from rollout_checks import assert_same
 
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner import attention_kernels
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.spec_from_config import make_spec
-from jaxrl_llm.models import decode_attention, decoder
+from jaxrl_llm.models import decode_attention, decoder, gpu_decode_attention
 from jaxrl_llm.rollout import ring_decode
 from jaxrl_llm.rollout.decode_records import DecodeInputs, Loops
 from jaxrl_llm.types import ModelConfig, Prompts
@@ -25,12 +26,16 @@ MODEL = ModelConfig(
 )  # fmt: skip
 SLIDING = dataclasses.replace(MODEL, window=6, sliding=(True, False))
 L, T, G = 9, 23, 3
-KERNEL = functools.partial(decode_attention.attend, interpret=True)
+KERNELS = {
+  platform: functools.partial(module.attend, interpret=True)
+  for platform, module in (('tpu', decode_attention), ('gpu', gpu_decode_attention))
+}
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
   monkeypatch.setattr(decode_attention, '_MAX_BLOCK', 8)
+  monkeypatch.setattr(gpu_decode_attention, '_MAX_BLOCK', 16)
 
 
 def make_prompts():
@@ -68,23 +73,29 @@ CASES = {
 
 @pytest.mark.parametrize('model', [MODEL, SLIDING], ids=['whole', 'sliding'])
 @pytest.mark.parametrize('case', CASES)
-def test_the_same_tokens(case, model, monkeypatch):
+@pytest.mark.parametrize('platform', KERNELS)
+def test_the_same_tokens(platform, case, model, monkeypatch):
   monkeypatch.setattr(ring_decode, '_LEAST_TOKENS', 8)
   params = jax.tree.map(lambda x: x * 1.5, decoder.init(model, 0))
   plain = sample(model, params, None, **CASES[case])
   assert plain.length_B.min() < 8 < plain.length_B.max()
-  assert_same(sample(model, params, KERNEL, **CASES[case]), plain)
+  assert_same(sample(model, params, KERNELS[platform], **CASES[case]), plain)
 
 
-def test_continued_rows():
+@pytest.mark.parametrize('kernel', KERNELS.values(), ids=KERNELS)
+def test_continued_rows(kernel):
   params = jax.tree.map(lambda x: x * 1.5, decoder.init(MODEL, 0))
   whole = sample(MODEL, params, None)
-  half = sample(MODEL, params, KERNEL, dict(pause=7), slots=5)
+  half = sample(MODEL, params, kernel, dict(pause=7), slots=5)
   assert (half.length_B < whole.length_B).any()
-  assert_same(sample(MODEL, params, KERNEL, dict(continued=half), slots=5), whole)
+  assert_same(sample(MODEL, params, kernel, dict(continued=half), slots=5), whole)
 
 
-def test_rows_and_heads_on_four_devices():
+@pytest.mark.parametrize('platform', KERNELS)
+def test_rows_and_heads_on_four_devices(platform, monkeypatch):
+  kernels = attention_kernels.KERNELS['rollout.attention']['ragged']
+  monkeypatch.setitem(kernels, 'cpu', kernels[platform])
+
   def rollout(name, slots, **mesh):
     c = configs.default()
     c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = 4, G, L, T
@@ -92,7 +103,8 @@ def test_rows_and_heads_on_four_devices():
     c.mesh.update(dict(fsdp=1) | mesh)
     devices = jax.devices()[: int(np.prod(list(mesh.values()), dtype=int))]
     spec = make_spec(c, MODEL, (3, 11), sharding.make_mesh(c.mesh, devices))
-    assert (spec.rollout.decode.attend is not None) == (name == 'ragged')
+    attend = spec.rollout.decode.attend
+    assert attend is None if name == 'xla' else attend.func is kernels[platform]
     params = jax.tree.map(lambda x: x * 1.5, decoder.init(MODEL, 0))
     state = train_state.init_state(spec, params)._replace(carried=())
     sampled = programs.compile_sample(spec)(state, (), make_prompts(), None, None, None)
