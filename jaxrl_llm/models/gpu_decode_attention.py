@@ -20,7 +20,6 @@ _BLOCK_BYTES, _STAGES, _WARPS = 2**14, 3, 4
 _MAX_BLOCK = 128
 # Programs that fill a GPU: eight for each of the 132 multiprocessors of an H200. Counted, not measured.
 _PROGRAMS = 1056
-_MOST_NUMBERS = 2**31 - 1
 _LEAST = 16  # sizes of a matrix product of a program: powers of two from here on
 
 
@@ -51,11 +50,6 @@ def _run(
   S, K, R, d = q_SxKxRxd.shape
   k, v = kv
   numbers = jax.tree.leaves(k)[0]
-  if numbers.size > _MOST_NUMBERS:
-    raise ValueError(
-      f'the kernel counts in int32, and {numbers.size} keys of {S} rows are more than {_MOST_NUMBERS}; set '
-      '--config.rollout.attention=xla, or fewer --config.rollout.slots.'
-    )
   W, features = numbers.shape[2], jax.tree.leaves(v)[0].shape[3]
   C = block_columns(W, _padded(d) * numbers.dtype.itemsize)
   N = min(pl.cdiv(_PROGRAMS, S * K), pl.cdiv(W, C))
