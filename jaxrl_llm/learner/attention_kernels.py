@@ -42,9 +42,8 @@ def choose(
   for field, suits in suited.items():
     if value_of(field, config, {}) == 'auto':
       names = [name for name, kernels in KERNELS[field].items() if platform in kernels]
-      chosen = replace(config, {field: names[0]}) if names and suits else None
-      takes = chosen is not None and _goes_with_the_rest(chosen, facts)
-      config = chosen if takes else replace(config, {field: 'xla'})
+      chosen, plain = (replace(config, {field: name}) for name in ((*names, 'xla')[0], 'xla'))
+      config = chosen if suits and _goes_with_the_rest(chosen, facts) else plain
   return config
 
 
