@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from jaxrl_llm.models import attention, gpu_decode_attention
@@ -83,6 +85,71 @@ def test_columns_that_are_not_live_are_not_read(width):
   got = kernel(q, ring(width, 'float32', poison=True))[busy]
   np.testing.assert_array_equal(got, kernel(q, ring(width, 'float32'))[busy])
   np.testing.assert_allclose(got, whole(q, ring(width, 'float32'))[busy], atol=1e-6)
+
+
+class Memory:
+  """An array of a GPU, where an index behind an axis is one of another row."""
+
+  def __init__(self, array):
+    self.array, self.shape, self.at = np.array(array), array.shape, self.At(self)
+
+  class At:
+    def __init__(self, memory):
+      self.memory = memory
+
+    def __getitem__(self, place):
+      return self.memory, place
+
+  def __getitem__(self, index):
+    return jnp.asarray(self.array[index])
+
+
+def inside(view, mask):
+  """The array, the places that the mask shows, and the mask; all of them must lie inside the array."""
+  memory, place = view
+  *place, mask = np.broadcast_arrays(*place, mask)
+  for index, size in zip(place, memory.shape, strict=True):
+    assert ((0 <= index) & (index < size))[mask].all()
+  return memory.array, tuple(index[mask] for index in place), mask
+
+
+def load(view, mask, other):
+  array, place, mask = inside(view, mask)
+  found = np.full(mask.shape, other, array.dtype)
+  found[mask] = array[place]
+  return jnp.asarray(found)
+
+
+def store(view, x, mask):
+  array, place, mask = inside(view, mask)
+  assert np.isnan(array[place]).all()  # no other program has written here
+  array[place] = np.asarray(x)[mask]
+
+
+@pytest.mark.parametrize('width', [75, 5])
+def test_every_program_stays_inside_the_arrays_and_writes_its_own_results(width, monkeypatch):
+  """Program after program without Pallas, whose interpreter drops what is stored behind the end of an axis."""
+
+  def call_programs(kernel, *, out_shape, grid, **_):
+    def call(*arrays):
+      refs = [Memory(x) for x in arrays]
+      refs += [Memory(np.full(x.shape, np.nan, x.dtype)) for x in out_shape]
+      monkeypatch.setattr(pl, 'num_programs', grid.__getitem__)
+      for program in np.ndindex(*grid):
+        monkeypatch.setattr(pl, 'program_id', program.__getitem__)
+        kernel(*refs)
+      return [jnp.asarray(x.array) for x in refs[len(arrays) :]]
+
+    return call
+
+  q, own = draw(0, S, 1, K * R, d), ring(width, 'float32')
+  want = kernel(q, own)
+  monkeypatch.setattr(pl, 'pallas_call', call_programs)
+  monkeypatch.setattr(plgpu, 'load', load)
+  monkeypatch.setattr(plgpu, 'store', store)
+  with jax.disable_jit():
+    got = kernel(q, own)
+  np.testing.assert_allclose(got, want, atol=1e-6)
 
 
 def test_blocks_are_powers_of_two_of_at_most_16_kibibytes(monkeypatch):
