@@ -271,11 +271,10 @@ def head(
     )
   else:
     data, scale = linear.read_kernel(head_kernel(config, params), dtype)
-    product = exact.einsum if config.is_exact else jnp.einsum
-    wide = jnp.promote_types(dtype, jnp.float32)
     spec = '...d,vd->...v' if config.tied else '...d,dv->...v'
-    logits = product(spec, hidden.astype(dtype), data, preferred_element_type=wide)
-    logits = linear.apply_scale(logits, scale)
+    options = dict(preferred_element_type=jnp.promote_types(dtype, jnp.float32))
+    product = exact.einsum if config.is_exact else jnp.einsum
+    logits = linear.apply_scale(product(spec, hidden.astype(dtype), data, **options), scale)
   logits = logits if config.logit_scale == 1.0 else logits * config.logit_scale
   return attention.capped(logits, config.logit_cap)
 

@@ -19,6 +19,10 @@ _LogitsFn = Callable[..., tuple[jax.Array, ...]]
 
 # Where columns may be skipped: the number of chunks, and the rows of logits that a product should have at least.
 _CHUNKS, _LEAST_ROWS = 16, 64
+_NARROW = (
+  'bfloat16',
+  'float16',
+)  # dtypes of products, in which the head is rounded once for all chunks
 
 
 class FrozenHead(NamedTuple):
@@ -185,9 +189,8 @@ def _head_of(config: ModelConfig, params: Params) -> Params:
 
 
 def _rounded(config: ModelConfig, params: Params, dtype: str) -> Params | None:
-  """The head in a smaller dtype, rounded once for all chunks; None where it is that of the parameters."""
-  is_plain = isinstance(decoder.head_kernel(config, params), jax.Array)
-  if config.is_exact or not is_plain or jnp.dtype(dtype).itemsize >= 4:
+  """The head in a smaller dtype, rounded once for all chunks; None where the chunks round it."""
+  if config.is_exact or not isinstance(decoder.head_kernel(config, params), jax.Array):
     return None
   return jax.lax.stop_gradient(linear.cast(params, dtype))
 
@@ -208,14 +211,13 @@ def _chunked(
   B, T, _ = hidden_BxTxD.shape
 
   def of_chunk(params, frozen, hidden_BxCxD, *columns):
-    rounded, other = frozen
-    logits_BxCxV = decoder.head(configs[0], params, hidden_BxCxD, dtype, rounded)
+    logits_BxCxV = decoder.head(configs[0], params, hidden_BxCxD, dtype, frozen[0])
     if len(configs) == 1:
       return fn(logits_BxCxV, *columns)
-    other_BxCxV = decoder.head(configs[1], other, columns[0], dtype)
+    other_BxCxV = decoder.head(configs[1], frozen[1], columns[0], dtype)
     return fn(logits_BxCxV, other_BxCxV, *columns[1:])
 
-  frozen = _rounded(configs[0], params, dtype), frozen
+  frozen = (_rounded(configs[0], params, dtype) if dtype in _NARROW else None), frozen
   if B * T <= chunk_tokens:  # all logits may exist at once, from the forward to the backward pass
     return of_chunk(params, frozen, hidden_BxTxD, *columns)
   width = min(T, max(1, chunk_tokens // B))
