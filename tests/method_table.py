@@ -32,7 +32,7 @@ PAPERS = [name for name in FILES if name not in JOBS]
 STAGES = (
   *('advantage', 'credit_assignment', 'auxiliary_model', 'importance_correction', 'old_policy'),
   *('ratio', 'advantage_modulation', 'trust_region', 'token_weighting', 'kl', 'aggregation'),
-  *('lr_scale', 'reward_kl'),
+  *('lr_scale', 'reward_kl', 'kl_scale'),
 )
 # Section and stage, or stage=function → the test file of its functions; other stages of the curriculum: SELECTION.
 TESTS = {

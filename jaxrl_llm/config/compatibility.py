@@ -303,6 +303,12 @@ _HINTS = (
     'the advantage compares the strategies of prompts',
     'set --config.curriculum.hint.fn=contexts with its texts',
   ),
+  Row(
+    Condition('objective.kl_scale'),
+    Condition('objective.kl', 'in', ('none',)),
+    'it scales the KL term, and there is none',
+    'set --config.objective.kl.fn=k3',
+  ),
 )
 
 _MULTI_TURN = (

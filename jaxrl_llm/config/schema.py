@@ -130,6 +130,7 @@ class ObjectiveConfig(Section):
   aggregation: Stage = stage('sequence_mean')
   # denominator of the KL term; auto: that of its paper, else that of the policy term
   kl_aggregation: Stage = stage('auto')
+  kl_scale: Stage = stage('none')  # factor on the KL term of a prompt: by_difficulty
   entropy_bonus: Stage = stage('none')  # entropy in the loss: fixed(coef), adaptive(target)
   lr_scale: Stage = stage('none')  # learning rate by batch: effective_sample_size
   # loss of demonstrations beside or instead of rollouts: chord, replace, likelihood, one_token_rollouts,
