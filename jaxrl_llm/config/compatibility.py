@@ -292,9 +292,9 @@ _HINTS = (
     _HINTED,
   ),
   Row(
-    Condition('curriculum.hint', 'in', ('guide',)),
+    Condition('curriculum.hint', 'in', ('guide', 'rewritten')),
     _STOP,
-    'the hint is removed before the update, so that an unfinished rollout cannot be continued',
+    'the update reads another prompt or none, so that an unfinished rollout cannot be continued',
     _DEFAULT,
   ),
   Row(

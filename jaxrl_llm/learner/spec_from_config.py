@@ -73,7 +73,9 @@ def _model_facts(
   facts = {f'mesh.{axis}': mesh.shape[axis] for axis in sharding.AXES[2:]}
   models = [model] if teacher is None else [model, teacher]
   of_model = {name: getattr(model, name) for name in ('experts', 'latent')}
-  of_model |= dict(sinks=any(m.sinks for m in models), attention_cap=max(m.attention_cap for m in models))
+  of_model |= dict(
+    sinks=any(m.sinks for m in models), attention_cap=max(m.attention_cap for m in models)
+  )
   of_model['inexact'] = exact.inexact_parts(model)
   of_models = dict(
     window=max(m.window for m in models),
@@ -157,7 +159,7 @@ def make_spec(
       prompt_tokens=config.prompt_tokens,
       group=group,
       slots_per_prompt=_slots_per_prompt(config, rule),
-      contexts=config.curriculum.hint.fn == 'contexts',
+      contexts=config.curriculum.hint.fn in ('contexts', 'rewritten'),
       hints=config.curriculum.hint.fn != 'none',
       slices=slices.count(mesh.devices.flatten().tolist(), config.mesh.slices),
     ),

@@ -238,6 +238,9 @@ def _hold(context: RunContext, prompts: Prompts, rollout: Rollout, index: int):
   if drafts is not None:
     drafts.keep(prompts.index_P, rollout)
     metrics |= drafts.metrics()
+  if context.selection.hints is not None:
+    rollout, asked = context.selection.hints.receive(prompts, rollout)
+    metrics |= asked
   # Only continued rows and drafts need these fields.
   return rollout._replace(memory_BxM=None, noise_BxT=None), finished_P, metrics
 
