@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.curriculum.rewriting import SIMPLIFY, VARY, Rewriting, check_instruction
-from jaxrl_llm.types import PLAIN, UserError
+from jaxrl_llm.types import UserError
 
 PREFIX, CONTEXT = 'prefix', 'context'  # the start of the completion, or a part of the prompt
 _MAX_VISITS = 16  # stored per prompt
@@ -229,10 +229,10 @@ def rewritten(
 ) -> Rule:
   """The policy simplifies prompts with a success rate up to `hard`, and rephrases those up to `medium`.
 
-  The rate is that of the last plain visit. The next visit is the request for a question, the one after samples it, and
-  the third is plain again. A request names the answer; without one in the data the prompt stays plain. That the answer
-  stands is checked as in the official code, by learning from mixed groups alone (`zero_variance.fn=mask`): a question
-  that nobody answers as the data does is dropped. The official code asks for one question, with temperature 0.7 and at
+  The rate is that of a plain group. The next step asks for another question, the step after samples it, and the prompt
+  is plain again. A request names the answer; without one in the data the prompt stays as it is. That the answer stands
+  is checked as in the official code, by learning from mixed groups alone (`zero_variance.fn=mask`): a question that is
+  never answered as the data says teaches nothing. The official code asks for one question, with temperature 0.7 and at
   most 400 tokens, and samples it in the same step; here a request takes a slot, with the settings of the run.
   arXiv:2509.25004 (CLPO).
   """
@@ -244,12 +244,7 @@ def rewritten(
     check_instruction(name, text)
   settings = Rewriting(hard, medium, simplify, vary, least_chars, most_chars)
 
-  def share(visits: list[Visit]) -> float:
-    if not visits or visits[-1].share > 0:  # a rewritten question is followed by a plain visit
-      return 0.0
-    return float(settings.kind(visits[-1].right, visits[-1].n) != PLAIN)
-
-  return Rule(CONTEXT, share, rewriting=settings)
+  return Rule(CONTEXT, lambda visits: 0.0, rewriting=settings)
 
 
 def _staircase(visits: list[Visit], start: float, step: float, after: int) -> float:

@@ -55,7 +55,7 @@ def check_instruction(name: str, text: str) -> None:
   try:
     fields = {field for _, field, *_ in string.Formatter().parse(text) if field is not None}
     text.format(question='', answer='')
-  except (ValueError, LookupError, TypeError, AttributeError):
+  except (ValueError, LookupError, TypeError, AttributeError):  # also where it is no text
     fields = set()
   if 'question' not in fields or fields - {'question', 'answer'}:
     raise UserError(

@@ -81,6 +81,16 @@ class HintProvider:
     rows = zip(prompts.tokens_PxL, prompts.length_P, prompts.index_P, strict=True)
     return [np.asarray(tokens[len(self.table.tokens[i]) : n]) for tokens, n, i in rows]
 
+  def due(self, most: int) -> np.ndarray:
+    """At most `most` prompts to visit next, int32 [N]; here the curriculum chooses all."""
+    del most
+    return self.waiting
+
+  @property
+  def waiting(self) -> np.ndarray:
+    """The prompts that are still to be visited next, int32 [N]."""
+    return np.zeros(0, np.int32)
+
   def receive(self, prompts: Prompts, rollout: Rollout) -> tuple[Rollout, dict[str, float]]:
     """What is learned of a sampled step before it is graded: (rollout to grade, metrics); here it is unchanged."""
     return rollout, {}

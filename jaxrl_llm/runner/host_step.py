@@ -46,6 +46,10 @@ def choose(context: RunContext, index: int, in_flight: Sequence[np.ndarray] = ()
   if collector is not None:
     waiting, part = collector.requests()
     busy = np.concatenate([busy, collector.waiting_prompts])
+  if selection.hints is not None:
+    due = selection.hints.due(config.prompts - running - len(waiting))
+    waiting, part = np.concatenate([waiting, due]), np.concatenate([part, 0 * due])
+    busy = np.concatenate([busy, due, selection.hints.waiting])
   free = config.prompts - running - len(waiting)
   count = min(max(free // config.curriculum.slots_per_prompt, 1), free)
   hinted = selection.hints and selection.hints.posterior(index)

@@ -16,29 +16,37 @@ _QUESTION = '{text}'
 
 
 class RewrittenPrompts(HintProvider):
-  """A hard or medium prompt's next visit asks for another question, the one after samples it, the third is plain again.
+  """The step after a hard or medium group asks for another question, and the step after that samples it.
 
-  The rollouts of a request are not graded and not learned: the first whose text holds a question that fits
-  config.prompt_tokens is kept, and without one the next visit is plain. A rewritten question is graded by the answer
-  of the data. arXiv:2509.25004 (CLPO).
+  The rollouts of a request are neither graded nor learned. The first that holds a question which fits
+  config.prompt_tokens is kept; without one the prompt is plain again. A rewritten question is graded by the answer of
+  the data, and serves for one group. arXiv:2509.25004 (CLPO).
   """
 
   def __init__(self, *arguments: Any, **settings: Any):
     """As `HintProvider`, for a rule with `rewriting`."""
     super().__init__(*arguments, **settings)
-    self.questions: dict[int, tuple[int, str]] = {}  # prompt → what it is made from, and its text
+    # Prompt → what its question is made from, and the question; '' is asked for first.
+    self.questions: dict[int, tuple[int, str]] = {}
+    self._next: list[int] = []  # prompts whose next visit is a request or a rewritten question
+
+  def due(self, most: int) -> np.ndarray:
+    """At most `most` prompts to visit next, int32 [N], in the order in which they became due; each is named once."""
+    chosen, self._next = self._next[:most], self._next[most:]
+    return np.array(chosen, np.int32)
+
+  @property
+  def waiting(self) -> np.ndarray:
+    """The prompts that `due` has not named yet, int32 [N]."""
+    return np.array(self._next, np.int32)
 
   def add_hints(self, prompts: Prompts, step: int) -> Prompts:
     """Return the prompts, requests among them; `context_P` says what each is, `hint_P` is 0 for the plain ones."""
-    index_P = np.asarray(prompts.index_P)
-    due_P = self.hints.choose(index_P, step) > 0
-    tokens, context_P = [], np.full(len(index_P), PLAIN, np.int32)
-    for p, (index, due) in enumerate(zip(index_P.tolist(), due_P.tolist(), strict=True)):
-      token_ids = self.table.tokens[index]
-      if due:
-        token_ids, context_P[p] = self._changed(index)
-      tokens.append(token_ids)
+    del step
+    index_P = np.asarray(prompts.index_P).tolist()
+    tokens, context_P = zip(*(self._prompt(index) for index in index_P), strict=True)
     tokens_PxL, length_P = data.pad_rows(tokens, self.table.prompt_tokens)
+    context_P = np.array(context_P, np.int32)
     hint_P = (context_P != PLAIN).astype(np.float32)
     return prompts._replace(
       tokens_PxL=tokens_PxL, length_P=length_P, context_P=context_P, hint_P=hint_P
@@ -46,46 +54,54 @@ class RewrittenPrompts(HintProvider):
 
   def receive(self, prompts: Prompts, rollout: Rollout) -> tuple[Rollout, dict[str, float]]:
     """Keep the questions of the replies to requests; return the rollout without these rows, and metrics."""
-    asked_P, G = (
-      np.asarray(prompts.context_P) == REQUEST,
-      len(rollout.length_B) // len(prompts.index_P),
-    )
-    found = 0
+    asked_P = np.asarray(prompts.context_P) == REQUEST
+    G, found = len(rollout.length_B) // len(asked_P), 0
     for p in np.flatnonzero(asked_P).tolist():
-      rows = range(p * G, (p + 1) * G)
       index = int(prompts.index_P[p])
-      question = self._question(index, rollout, [b for b in rows if rollout.length_B[b] > 0])
-      if question or index not in self.questions:  # another slot may have found one
-        self.questions[index] = self._kind(index), question
-      found += bool(question)
+      kind, _ = self.questions.pop(index, (PLAIN, ''))
+      question = self._question(index, rollout, range(p * G, (p + 1) * G))
+      if kind != PLAIN and question:
+        self.questions[index] = kind, question
+        self._next.append(index)
+        found += 1
     metrics = {'hint/requests': int(asked_P.sum()), 'hint/rewritten': found}
     return replay.blank(rollout, ~np.repeat(asked_P, G)), metrics
 
   def update(self, batch: Batch, finished_P: np.ndarray) -> tuple[Batch, dict[str, float]]:
-    """As `HintProvider.update`; the question of a graded group has served."""
-    graded_P = finished_P & (
-      np.asarray(batch.rollout.length_B).reshape(len(finished_P), -1) > 0
-    ).any(1)
-    for index in np.asarray(batch.prompts.index_P)[graded_P].tolist():
+    """As `HintProvider.update`; a plain group of a hard or medium prompt is followed by a request."""
+    by_slot = lambda x: np.asarray(x).reshape(len(finished_P), -1)  # noqa: E731
+    exists_PxG = by_slot(batch.rollout.length_B) > 0
+    right_P = ((by_slot(batch.correct_B) > 0.5) & exists_PxG).sum(1)
+    n_P, context_P = exists_PxG.sum(1), np.asarray(batch.prompts.context_P)
+    for p in np.flatnonzero(finished_P & (n_P > 0)).tolist():
+      index = int(batch.prompts.index_P[p])
       self.questions.pop(index, None)
+      kind = self._rewriting.kind(int(right_P[p]), int(n_P[p]))
+      if context_P[p] == PLAIN and kind != PLAIN and self._request(index, kind) is not None:
+        self.questions[index] = kind, ''
+        self._next.append(index)
     return super().update(batch, finished_P)
 
-  def _changed(self, index: int) -> tuple[np.ndarray, int]:
-    """Token ids of a prompt's rewritten question, or of the request for one, and which it is; else the plain prompt."""
-    row, plain = self.table.rows[index], (self.table.tokens[index], PLAIN)
-    if index in self.questions:
-      kind, question = self.questions[index]
-      return (self._encode(index, _QUESTION, text=question), kind) if question else plain
+  def _prompt(self, index: int) -> tuple[np.ndarray, int]:
+    """Token ids of a prompt, of its rewritten question or of the request for one; and which of them."""
+    kind, question = self.questions.get(index, (PLAIN, ''))
+    if question:
+      return self._encode(index, _QUESTION, text=question), kind
+    request = None if kind == PLAIN else self._request(index, kind)
+    return (self.table.tokens[index], PLAIN) if request is None else (request, REQUEST)
+
+  def _request(self, index: int, kind: int) -> np.ndarray | None:
+    """Token ids of the request; None where the data has no answer, and where it does not fit."""
+    row, instruction = self.table.rows[index], self._rewriting.instruction(kind)
     if not row.answer:
-      return plain
-    instruction = self._rewriting.instruction(self._kind(index))
+      return None
     # A request is no question of the data: config.data.template does not apply.
     settings = dataclasses.replace(self.settings, template='{question}')
-    request = data.with_question(row, instruction, dict(answer=row.answer))
-    token_ids = data.encode(request, settings, self.tokenizer)
-    return (token_ids, REQUEST) if len(token_ids) <= self.table.prompt_tokens else plain
+    asked = data.with_question(row, instruction, dict(answer=row.answer))
+    token_ids = data.encode(asked, settings, self.tokenizer)
+    return token_ids if len(token_ids) <= self.table.prompt_tokens else None
 
-  def _question(self, index: int, rollout: Rollout, rows: list[int]) -> str:
+  def _question(self, index: int, rollout: Rollout, rows: range) -> str:
     """The first question in these rows that fits as a prompt; '' without one."""
     for b in rows:
       reply = self.tokenizer.decode(rollout.tokens_BxT[b, : rollout.length_B[b]].tolist())
@@ -96,11 +112,6 @@ class RewrittenPrompts(HintProvider):
         return question
     return ''
 
-  def _kind(self, index: int) -> int:
-    """What a question that is asked for now is made from."""
-    last = self.hints.visits[index][-1]
-    return self._rewriting.kind(last.right, last.n)
-
   @property
   def _rewriting(self) -> Rewriting:
     assert self.rule.rewriting is not None
@@ -109,9 +120,10 @@ class RewrittenPrompts(HintProvider):
   def state_dict(self) -> JsonObject:
     """The state for a checkpoint."""
     questions = {str(index): list(x) for index, x in self.questions.items()}
-    return super().state_dict() | dict(questions=questions)
+    return super().state_dict() | dict(questions=questions, next=list(self._next))
 
   def load_state_dict(self, state: JsonObject) -> None:
     """Restore from `state_dict`."""
     super().load_state_dict(state)
     self.questions = {int(i): (int(kind), text) for i, (kind, text) in state['questions'].items()}
+    self._next = [int(index) for index in state['next']]

@@ -1,10 +1,10 @@
 """CLPO, arXiv:2509.25004: the policy rewrites hard and medium prompts, and hard ones have half the KL term.
 
 python -m jaxrl_llm.main --config=clpo
-Numbers: 4 rollouts, limits 0.3 and 0.7, KL 0.001 and half of it for hard prompts, dual clip 3, warm-up and learning
-rate are those of the official script; the instructions are ours, and shorter. There a prompt is rewritten and sampled
-again in the same step; here these are its next two visits. The data and the batch are ours, for a 135M model on a
-laptop (64 prompts, 2048 + 8192 tokens and minibatches of 8 prompts in the script).
+Numbers: 4 rollouts, limits 0.3 and 0.7, KL 0.001 and half of it for hard prompts, dual clip 3, learning rate and
+warm-up are those of the official script; its 64 prompts of 2048 tokens, completions of 8192 and minibatches of 8
+prompts are smaller here, for a 135M model on a laptop. There a prompt is rewritten and sampled again in the same step;
+here in the next two. The instructions are ours.
 """
 
 
@@ -15,7 +15,14 @@ def get_config():
     rollouts=4,
     prompt_tokens=192,
     completion_tokens=96,
-    curriculum=dict(hint=dict(fn='rewritten', hard=0.3, medium=0.7)),
+    curriculum=dict(
+      hint=dict(fn='rewritten', hard=0.3, medium=0.7),
+      candidates=dict(fn='stream', multiple=1),
+      evidence_decay=dict(fn='none'),
+      prior_pooling=dict(fn='none'),
+      utility=dict(fn='uniform'),
+      eligibility=dict(fn='none'),
+    ),
     learner=dict(minibatches=2),
     optimizer=dict(learning_rate=1e-6, warmup_steps=10, decay='constant'),
     objective=dict(
