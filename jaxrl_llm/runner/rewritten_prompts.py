@@ -64,7 +64,7 @@ class RewrittenPrompts(HintProvider):
         self.questions[index] = kind, question
         self._next.append(index)
         found += 1
-    metrics = {'hint/requests': int(asked_P.sum()), 'hint/rewritten': found}
+    metrics: dict[str, float] = {'hint/requests': int(asked_P.sum()), 'hint/rewritten': found}
     return replay.blank(rollout, ~np.repeat(asked_P, G)), metrics
 
   def update(self, batch: Batch, finished_P: np.ndarray) -> tuple[Batch, dict[str, float]]:

@@ -32,9 +32,10 @@ MUTANTS = {
   'all rewritten ones are hard': (kl_scale, 'context_PxN == FROM_HARD', 'context_PxN < PLAIN'),
   'the policy term, too': (
     policy_gradient,
-    'scale_B = _kl_scale(stages.kl_scale, batch, length_B, groups)',
-    'weight_BxT = weight_BxT * (scale_B := _kl_scale(stages.kl_scale, batch, length_B, groups))[:, None]',
+    'return weight_BxT, kl_weight_BxT * groups.scatter(scale_PxN)[:, None]',
+    'return tuple(w * groups.scatter(scale_PxN)[:, None] for w in (weight_BxT, kl_weight_BxT))',
   ),
+  'nothing scaled': (policy_gradient, 'kl_weight_BxT * groups.scatter(', 'kl_weight_BxT + 0 * groups.scatter('),
 }  # fmt: skip
 
 
