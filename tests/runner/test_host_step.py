@@ -172,6 +172,48 @@ def test_prompts_are_chosen_with_the_length_estimates():
   assert prompts.expected_P.tolist() == [4, 2]
 
 
+class Rewriter:
+  """Stands for the provider of hints: prompts that are due."""
+
+  def __init__(self, *prompts):
+    self.prompts = prompts
+
+  def due(self, most):
+    chosen, self.prompts = self.prompts[:most], self.prompts[most:]
+    return np.array(chosen, np.int32)
+
+  @property
+  def waiting(self):
+    return np.array(self.prompts, np.int32)
+
+  def posterior(self, step):
+    return None
+
+
+@pytest.mark.parametrize('due, chosen', [((7,), [7, 1, 3]), ((7, 2, 5, 8), [7, 2, 5])])
+def test_prompts_that_are_due_come_first_and_are_not_chosen_twice(due, chosen):
+  class Chooses:
+    def propose(self, step, slots, lengths, hinted, busy):
+      self.busy = busy.tolist()
+      return proposed(np.array([1, 3], np.int32)[:slots])
+
+    def accept(self, proposal):
+      pass
+
+    def visits(self, index):
+      return index * 0
+
+  context = make_context()
+  context.config.prompts = 3
+  context.config.curriculum = types.SimpleNamespace(slots_per_prompt=1)
+  context.tables = types.SimpleNamespace(train=range(40))
+  context.selection.curriculum, context.selection.hints = Chooses(), Rewriter(*due)
+  got = host_step.choose(context, 5)
+  assert got.prompt_index.tolist() == chosen and got.record['asked'] == sorted(due[:3])
+  assert context.selection.curriculum.busy == list(due)
+  assert context.selection.hints.waiting.tolist() == list(due[3:])
+
+
 def test_aborted_rows_are_blank_and_counted():
   reason_B = [STOPPED, ABORTED, STOPPED, STOPPED] + [STOPPED] * 8 + [UNFINISHED] + [STOPPED] * 3
   batch = make_batch([2] * B, [0] * B, reason_B, [1] * B)
