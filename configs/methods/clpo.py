@@ -1,10 +1,10 @@
 """CLPO, arXiv:2509.25004: the policy rewrites hard and medium prompts, and hard ones have half the KL term.
 
 python -m jaxrl_llm.main --config=clpo
-Numbers: 4 rollouts, limits 0.3 and 0.7, KL 0.001 and half of it for hard prompts, dual clip 3, learning rate and
-warm-up are those of the official script; its 64 prompts of 2048 tokens, completions of 8192 and minibatches of 8
-prompts are smaller here, for a 135M model on a laptop. There a prompt is rewritten and sampled again in the same step;
-here in the next two. The instructions are ours.
+Numbers: 4 rollouts, limits 0.3 and 0.7, KL 0.001 and half of it for hard prompts, and dual clip 3 are those of the
+official script. There a prompt is rewritten and sampled again in the same step; here in the next two. The instructions,
+the batch (64 prompts in minibatches of 8 there) and the learning rate (1e-6 there) are ours, for a 135M model on a
+laptop.
 """
 
 
@@ -24,7 +24,6 @@ def get_config():
       eligibility=dict(fn='none'),
     ),
     learner=dict(minibatches=2),
-    optimizer=dict(learning_rate=1e-6, warmup_steps=10, decay='constant'),
     objective=dict(
       trust_region=dict(fn='dual_clip', low=0.2, high=0.2, most=3.0),
       kl=dict(fn='k3', coef=0.001),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
 from jaxrl_llm import data, replay
+from jaxrl_llm.config.schema import DataConfig
+from jaxrl_llm.curriculum import hint_rules
 from jaxrl_llm.curriculum.rewriting import Rewriting
+from jaxrl_llm.models.tokenizer import Tokenizer
 from jaxrl_llm.runner.hints import HintProvider
 from jaxrl_llm.types import PLAIN, REQUEST, Batch, JsonObject, Prompts, Rollout
 
@@ -23,9 +25,16 @@ class RewrittenPrompts(HintProvider):
   the data, and serves for one group. arXiv:2509.25004 (CLPO).
   """
 
-  def __init__(self, *arguments: Any, **settings: Any):
+  def __init__(
+    self,
+    rule: hint_rules.Rule,
+    table: data.PromptTable,
+    tokenizer: Tokenizer,
+    settings: DataConfig,
+    seed: int,
+  ):
     """As `HintProvider`, for a rule with `rewriting`."""
-    super().__init__(*arguments, **settings)
+    super().__init__(rule, table, tokenizer, settings, seed)
     # Prompt → what its question is made from, and the question; '' is asked for first.
     self.questions: dict[int, tuple[int, str]] = {}
     self._next: list[int] = []  # prompts whose next visit is a request or a rewritten question
