@@ -505,7 +505,8 @@ def test_a_reference_set_and_hints_leave_out_what_runs_and_fill_every_slot():
   for _ in range(4):
     observe(context, range(12), [0] * 12)
   aided = curriculum.HintedPosteriors(np.array([3, 8]), np.full(2, 5.0), np.full(2, 5.0))
-  context.selection.hints = types.SimpleNamespace(posterior=lambda step: aided)
+  context.selection.hints = Rewriter()
+  context.selection.hints.posterior = lambda step: aided
   hold(context, [3, 5, 7])
   choice = host_step.choose(context, 0)
   assert (
