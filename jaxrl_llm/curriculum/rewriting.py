@@ -57,7 +57,7 @@ def check_instruction(name: str, text: str) -> None:
     text.format(question='', answer='')
   except (ValueError, LookupError, TypeError, AttributeError):  # also where it is no text
     fields = set()
-  if 'question' not in fields or fields - {'question', 'answer'}:
+  if 'question' not in fields:
     raise UserError(
       f'{where} must be an instruction with {{question}}, and besides with {{answer}} alone.'
     )

@@ -80,7 +80,7 @@ class RewrittenPrompts(HintProvider):
     """As `HintProvider.update`; a plain group of a hard or medium prompt is followed by a request."""
     by_slot = lambda x: np.asarray(x).reshape(len(finished_P), -1)  # noqa: E731
     exists_PxG = by_slot(batch.rollout.length_B) > 0
-    right_P = ((by_slot(batch.correct_B) > 0.5) & exists_PxG).sum(1)
+    right_P = (by_slot(batch.correct_B) > 0.5).sum(1)
     n_P, context_P = exists_PxG.sum(1), np.asarray(batch.prompts.context_P)
     for p in np.flatnonzero(finished_P & (n_P > 0)).tolist():
       index = int(batch.prompts.index_P[p])
