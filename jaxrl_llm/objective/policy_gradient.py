@@ -151,7 +151,7 @@ def targets(
     mask_BxT = _read_by_teacher(batch, mask_BxT)
   if method.mask_zero_variance:
     mask_BxT = mask_BxT * mixed_group_mask(compared(method, batch), length_B, groups)[:, None]
-  weight_BxT, kl_weight_BxT = _denominators(method, batch, mask_BxT, length_B, groups)
+  weight_BxT, kl_weight_BxT = _denominators(method, batch, mask_BxT, group_B, groups)
   advantage_BxT, return_BxT = groups.scatter(advantage_PxG)[:, None], None
   if stages.credit_assignment is not None:
     inputs = CreditInputs(advantage_BxT, sampled_BxT, group_B, penalty_BxT=penalty_BxT)
@@ -174,17 +174,18 @@ def targets(
 
 
 def _denominators(
-  method: Method, batch: Batch, mask_BxT: jax.Array, length_B: Array, groups: Groups
+  method: Method, batch: Batch, mask_BxT: jax.Array, group_B: jax.Array, groups: Groups
 ) -> tuple[jax.Array, jax.Array | None]:
   """`weight_BxT` and `kl_weight_BxT` of `Targets`."""
-  group_B, scale = groups.numbers(len(mask_BxT)), method.batch_stages.kl_scale
   weight_BxT, kl_weight_BxT = method.denominators(mask_BxT, group_B, batch.rollout)
-  if scale is None:
+  if method.batch_stages.kl_scale is None:
     return weight_BxT, kl_weight_BxT
   context_PxN, context_P = None, batch.prompts.context_P
   if context_P is not None:
     context_PxN = groups.gather(jnp.repeat(context_P, groups.rollouts))
-  scale_PxN = scale(groups.gather(batch.correct_B), groups.gather(length_B), context_PxN)
+  scale_PxN = method.batch_stages.kl_scale(
+    groups.gather(batch.correct_B), groups.gather(batch.rollout.length_B), context_PxN
+  )
   kl_weight_BxT = weight_BxT if kl_weight_BxT is None else kl_weight_BxT
   return weight_BxT, kl_weight_BxT * groups.scatter(scale_PxN)[:, None]
 
