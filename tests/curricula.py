@@ -22,7 +22,17 @@ PLAIN = dict(
 RULES = {
   **{
     name: loading.load(name).curriculum.to_dict()
-    for name in ('sums', 'mopps', 'bots', 'vade', 'greso', 'scale_rl', 'dots', 'hidden_state')
+    for name in (
+      'sums',
+      'mopps',
+      'bots',
+      'vade',
+      'greso',
+      'scale_rl',
+      'dots',
+      'hidden_state',
+      'clpo',
+    )
   },
   'anchored': dict(
     prior_pooling=dict(fn='anchors', rho=0.3, adaptive=True), evidence_decay=dict(fn='visit')

@@ -32,7 +32,7 @@ PAPERS = [name for name in FILES if name not in JOBS]
 STAGES = (
   *('advantage', 'credit_assignment', 'auxiliary_model', 'importance_correction', 'old_policy'),
   *('ratio', 'advantage_modulation', 'trust_region', 'token_weighting', 'kl', 'aggregation'),
-  *('lr_scale', 'reward_kl'),
+  *('lr_scale', 'reward_kl', 'kl_scale'),
 )
 # Section and stage, or stage=function → the test file of its functions; other stages of the curriculum: SELECTION.
 TESTS = {
@@ -63,6 +63,7 @@ TESTS = {
   'replay.reuse=shared': 'tests/replay/test_shared_rollouts.py',
   'replay.collect': 'tests/replay/test_dynamic_sampling.py',
   'curriculum.hint': 'tests/curriculum/test_hint_rules.py',
+  'curriculum.hint=rewritten': 'tests/runner/test_rewritten_prompts.py',
   'curriculum.labels': 'tests/curriculum/test_labels.py',
   'curriculum.allocation': 'tests/curriculum/test_allocation.py',
   'data.keep': 'tests/data/test_row_filters.py',

@@ -688,6 +688,14 @@ def with_kl(value):
   return lambda x, s, d: ppo()(x, s, d) + 0.05 * (seq(d) * value(x, s, d)).sum()
 
 
+def clpo(x, s, d):
+  """A dual clip, and half the KL term where at most 0.6 of a group is right."""
+  rate = np.repeat(d.correct.reshape(P, G).mean(1), G)[:, None]
+  scale = np.where(rate <= 0.6, 0.5, 0.9)
+  policy = ppo(agg=mixed, dual=1.3)(x, s, d)
+  return policy + 0.05 * (mixed(d) * scale * k3(x, s, d)).sum()
+
+
 def interpolated(x, s, d):
   alpha = (d.age - 1) / d.age  # the batch has taken one step
   old = d.behavior + alpha * (s - d.behavior)
@@ -1271,6 +1279,17 @@ METHODS = {
     on_policy=False,
   ),
   'k3': Row(dict(kl=dict(fn='k3', coef=0.05)), with_kl(k3), on_policy=False),
+  'clpo': Row(
+    dict(
+      trust_region=dict(fn='dual_clip', most=1.3),
+      kl=dict(fn='k3', coef=0.05),
+      kl_scale=dict(fn='by_difficulty', hard=0.6, hard_scale=0.5, other_scale=0.9),
+      aggregation='token_mean',
+      zero_variance='mask',
+    ),
+    clpo,
+    on_policy=False,
+  ),
   'k3_straight': Row(
     dict(kl=dict(fn='k3_straight', coef=0.05)),
     with_kl(lambda x, s, d: k3(s, s, d) + ((x - d.reference) ** 2 - (s - d.reference) ** 2) / 2),

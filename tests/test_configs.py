@@ -73,6 +73,7 @@ WITNESS = dict(
   seele=lambda row: row['hint/groups'] > 0,
   ad_hint=lambda row: row['hint/groups'] > 0,
   nudge_rl=lambda row: 0 < row['hint/groups'] < P,
+  clpo=lambda row: 0 < row['hint/groups'] < P and row['actor/kl_loss'] >= 0,
   guess=lambda row: row['environment/observation_tokens'] > 0,
   harness=lambda row: row['environment/requests'] >= P * G,
   gigpo=lambda row: row['environment/turns'] > 1,
@@ -88,7 +89,7 @@ WITNESS = dict(
   reinforce_pp_kl=lambda row: abs(row['critic/reward_kl']) > 1e-6,
 )
 # The rewards of the first group are equal: 1, so that an outlier may be cut, or 0, so that its demonstration counts.
-EQUAL_REWARD = dict(hpt=0.0, dars_top_ups=0.0, prefix_rl=0.0, guide=0.0, ad_hint=0.0)
+EQUAL_REWARD = dict(hpt=0.0, dars_top_ups=0.0, prefix_rl=0.0, guide=0.0, ad_hint=0.0, clpo=0.0)
 
 
 class Planted:
@@ -177,6 +178,11 @@ def shrink_rollout(c) -> None:
     c.rollout.tree.update(absolute=0.01)
   if c.curriculum.hint.fn != 'none':
     c.prompt_tokens = 48  # room for the hint
+  if (
+    c.curriculum.hint.fn == 'rewritten'
+  ):  # of prompts that are all wrong, with replies of any length
+    how = dict(simplify='{question}!', vary='{question}?', least_chars=1)
+    c.curriculum.hint.update(how, hard=0.0, medium=0.0)
   if c.environment.fn != 'none':
     c.completion_tokens = 3 * T  # room for a second turn
 
@@ -286,8 +292,10 @@ def take_steps(name: str, c, context, count: int):
     landed = host_step.land(context, pool, pending)
     batch = landed.batch
     rows.append(landed.metrics)
-    # An episode may end before its last turn.
-    assert index <= taken <= most if c.optimizer.outer.fn == 'last_turn_first' else taken == most
+    # An episode may end before its last turn, and a minibatch of requests to rewrite prompts is not learned.
+    least = index if c.optimizer.outer.fn == 'last_turn_first' else most
+    least = 0 if c.curriculum.hint.fn == 'rewritten' else least
+    assert least <= taken <= most
   return before, jax.device_get(state), rows
 
 

@@ -292,9 +292,9 @@ _HINTS = (
     _HINTED,
   ),
   Row(
-    Condition('curriculum.hint', 'in', ('guide',)),
+    Condition('curriculum.hint', 'in', ('guide', 'rewritten')),
     _STOP,
-    'the hint is removed before the update, so that an unfinished rollout cannot be continued',
+    'the update reads another prompt or none, so that an unfinished rollout cannot be continued',
     _DEFAULT,
   ),
   Row(
@@ -302,6 +302,12 @@ _HINTS = (
     Condition('curriculum.hint', 'not in', ('contexts',)),
     'the advantage compares the strategies of prompts',
     'set --config.curriculum.hint.fn=contexts with its texts',
+  ),
+  Row(
+    Condition('objective.kl_scale'),
+    Condition('objective.kl', 'in', ('none',)),
+    'it scales the KL term, and there is none',
+    'set --config.objective.kl.fn=k3',
   ),
 )
 

@@ -131,6 +131,7 @@ class ObjectiveConfig(Section):
   aggregation: Stage = stage('sequence_mean')
   # denominator of the KL term; auto: that of its paper, else that of the policy term
   kl_aggregation: Stage = stage('auto')
+  kl_scale: Stage = stage('none')  # factor on the KL term of a prompt: by_difficulty
   entropy_bonus: Stage = stage('none')  # entropy in the loss: fixed(coef), adaptive(target)
   lr_scale: Stage = stage('none')  # learning rate by batch: effective_sample_size
   # loss of demonstrations beside or instead of rollouts: chord, replace, likelihood, one_token_rollouts,
@@ -219,7 +220,7 @@ class CurriculumConfig(Section):
   # labels that the majority of a group contradicts: majority_refined replaces them and lists suspects
   labels: Stage = stage('none')
   # hints from a known answer: prefix, item_response, by_difficulty (in the completion); guide, exemplars, contexts (in
-  # the prompt)
+  # the prompt); rewritten: questions that the policy writes from hard and medium ones
   hint: Stage = stage('none')
   # count | ignore: truncated wrong rollouts count as wrong, or not at all
   truncated: str = 'count'

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.curriculum.rewriting import SIMPLIFY, VARY, Rewriting, check_instruction
 from jaxrl_llm.types import UserError
 
 PREFIX, CONTEXT = 'prefix', 'context'  # the start of the completion, or a part of the prompt
@@ -37,6 +38,7 @@ class Rule(NamedTuple):
   drop: float = 0.0  # probability that a slot gets no strategy
   skip: float = 0.0  # probability that a prompt with a share above 0 gets no hint at a step
   noise: float = 0.0  # standard deviation of noise on shares above 0
+  rewriting: Rewriting | None = None  # the policy writes another question; None: no
 
 
 class HintScheduler:
@@ -214,6 +216,35 @@ def contexts(*, texts: tuple[str, ...], drop: float = 0.5) -> Rule:
       f'config.curriculum.hint.texts={texts!r} must be strategies, each a text; two are a good start.'
     )
   return Rule(CONTEXT, lambda visits: 0.0, texts=strategies, drop=drop)
+
+
+def rewritten(
+  *,
+  hard: float = 0.3,
+  medium: float = 0.7,
+  simplify: str = SIMPLIFY,
+  vary: str = VARY,
+  least_chars: int = 11,
+  most_chars: int = 1999,
+) -> Rule:
+  """The policy simplifies prompts with a success rate up to `hard`, and rephrases those up to `medium`.
+
+  The rate is that of a plain group. The next step asks for another question, the step after samples it, and the prompt
+  is plain again. A request names the answer; without one in the data the prompt stays as it is. That the answer stands
+  is checked as in the official code, by learning from mixed groups alone (`zero_variance.fn=mask`): a question that is
+  never answered as the data says teaches nothing. The official code asks for one question, with temperature 0.7 and at
+  most 400 tokens, and samples it in the same step; here a request takes a slot, with the settings of the run.
+  arXiv:2509.25004 (CLPO).
+  """
+  _check_range('medium', medium, 0, 1)
+  _check_range('hard', hard, 0, medium)
+  _check_integer('least_chars', least_chars, 1)
+  _check_integer('most_chars', most_chars, least_chars)
+  for name, text in (('simplify', simplify), ('vary', vary)):
+    check_instruction(name, text)
+  settings = Rewriting(hard, medium, simplify, vary, least_chars, most_chars)
+
+  return Rule(CONTEXT, lambda visits: 0.0, rewriting=settings)
 
 
 def _staircase(visits: list[Visit], start: float, step: float, after: int) -> float:

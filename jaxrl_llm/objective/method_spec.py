@@ -19,6 +19,7 @@ from jaxrl_llm.objective import (
   distillation,
   importance_correction,
   kl,
+  kl_scale,
   lr_scale,
   old_policy,
   ratio,
@@ -46,6 +47,7 @@ STAGES = dict(
   token_weighting=token_weighting,
   aggregation=aggregation,
   kl=kl,
+  kl_scale=kl_scale,
   lr_scale=lr_scale,
   distillation=distillation,
   sft_loss=sft_loss,
@@ -64,6 +66,7 @@ class BatchStages(NamedTuple):
   credit_assignment: functools.partial[tuple[jax.Array, jax.Array | None]] | None
   aggregation: functools.partial[jax.Array]
   kl_aggregation: functools.partial[jax.Array] | None  # None: as `aggregation`
+  kl_scale: functools.partial[jax.Array] | None
   sft_loss: functools.partial[sft_loss.Plan] | None
 
 

@@ -151,7 +151,7 @@ def targets(
     mask_BxT = _read_by_teacher(batch, mask_BxT)
   if method.mask_zero_variance:
     mask_BxT = mask_BxT * mixed_group_mask(compared(method, batch), length_B, groups)[:, None]
-  weight_BxT, kl_weight_BxT = method.denominators(mask_BxT, group_B, batch.rollout)
+  weight_BxT, kl_weight_BxT = _denominators(method, batch, mask_BxT, group_B, groups)
   advantage_BxT, return_BxT = groups.scatter(advantage_PxG)[:, None], None
   if stages.credit_assignment is not None:
     inputs = CreditInputs(advantage_BxT, sampled_BxT, group_B, penalty_BxT=penalty_BxT)
@@ -171,6 +171,23 @@ def targets(
     sampled_BxT=None if turns is None else sampled_BxT,
   )
   return target if batch.imitation_B is None else _with_imitation(method, batch, target)
+
+
+def _denominators(
+  method: Method, batch: Batch, mask_BxT: jax.Array, group_B: jax.Array, groups: Groups
+) -> tuple[jax.Array, jax.Array | None]:
+  """`weight_BxT` and `kl_weight_BxT` of `Targets`."""
+  weight_BxT, kl_weight_BxT = method.denominators(mask_BxT, group_B, batch.rollout)
+  if method.batch_stages.kl_scale is None:
+    return weight_BxT, kl_weight_BxT
+  context_PxN, context_P = None, batch.prompts.context_P
+  if context_P is not None:
+    context_PxN = groups.gather(jnp.repeat(context_P, groups.rollouts))
+  scale_PxN = method.batch_stages.kl_scale(
+    groups.gather(batch.correct_B), groups.gather(batch.rollout.length_B), context_PxN
+  )
+  kl_weight_BxT = weight_BxT if kl_weight_BxT is None else kl_weight_BxT
+  return weight_BxT, kl_weight_BxT * groups.scatter(scale_PxN)[:, None]
 
 
 def _read_by_teacher(batch: Batch, mask_BxT: jax.Array) -> jax.Array:

@@ -91,7 +91,7 @@ class RunContext(NamedTuple):
 class Choice(NamedTuple):
   """Prompts for the free slots of a step."""
 
-  prompt_index: np.ndarray  # int [slots]: prompts that wait for rollouts, then new ones
+  prompt_index: np.ndarray  # int [slots]: prompts that wait for rollouts or are due, then new ones
   part: np.ndarray  # int32 [slots]: which of its prompt's slots
   weight: np.ndarray  # float32 [slots]: loss weight of the slot's completions
   record: JsonObject  # a row of choices.jsonl: each new prompt once, with its scores

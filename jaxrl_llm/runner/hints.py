@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl_llm import curriculum, data, replay
 from jaxrl_llm.config.schema import DataConfig
-from jaxrl_llm.types import Batch, JsonObject, Prompts
+from jaxrl_llm.types import Batch, JsonObject, Prompts, Rollout
 
 _EXEMPLAR = '{other}\n{answer}\n\n{question}'
 _STRATEGY = '{question}\n\n{text}'
@@ -80,6 +80,20 @@ class HintProvider:
       return [np.zeros(0, np.int32)] * len(prompts.index_P)
     rows = zip(prompts.tokens_PxL, prompts.length_P, prompts.index_P, strict=True)
     return [np.asarray(tokens[len(self.table.tokens[i]) : n]) for tokens, n, i in rows]
+
+  def due(self, most: int) -> np.ndarray:
+    """At most `most` prompts to visit next, int32 [N]; here the curriculum chooses all."""
+    del most
+    return self.waiting
+
+  @property
+  def waiting(self) -> np.ndarray:
+    """The prompts that are still to be visited next, int32 [N]."""
+    return np.zeros(0, np.int32)
+
+  def receive(self, prompts: Prompts, rollout: Rollout) -> tuple[Rollout, dict[str, float]]:
+    """What is learned of a sampled step before it is graded: (rollout to grade, metrics); here it is unchanged."""
+    return rollout, {}
 
   def update(self, batch: Batch, finished_P: np.ndarray) -> tuple[Batch, dict[str, float]]:
     """Record answers and outcomes; return the batch to learn from and metrics.

@@ -34,7 +34,7 @@ StepInputs = tuple[Prompts, Rollout | None, Rollout | None, np.int32]
 
 
 def choose(context: RunContext, index: int, in_flight: Sequence[np.ndarray] = ()) -> Choice:
-  """Choose a prompt for every free slot: prompts that wait for rollouts, then new ones.
+  """Choose a prompt for every free slot: prompts that wait for rollouts or are being rewritten, then new ones.
 
   `in_flight`: the prompts of steps that are not graded yet.
   """
@@ -46,6 +46,10 @@ def choose(context: RunContext, index: int, in_flight: Sequence[np.ndarray] = ()
   if collector is not None:
     waiting, part = collector.requests()
     busy = np.concatenate([busy, collector.waiting_prompts])
+  if selection.hints is not None:
+    due = selection.hints.due(config.prompts - running - len(waiting))
+    waiting, part = np.concatenate([waiting, due]), np.concatenate([part, 0 * due])
+    busy = np.concatenate([busy, due, selection.hints.waiting])
   free = config.prompts - running - len(waiting)
   count = min(max(free // config.curriculum.slots_per_prompt, 1), free)
   hinted = selection.hints and selection.hints.posterior(index)
@@ -238,6 +242,9 @@ def _hold(context: RunContext, prompts: Prompts, rollout: Rollout, index: int):
   if drafts is not None:
     drafts.keep(prompts.index_P, rollout)
     metrics |= drafts.metrics()
+  if context.selection.hints is not None:
+    rollout, asked = context.selection.hints.receive(prompts, rollout)
+    metrics |= asked
   # Only continued rows and drafts need these fields.
   return rollout._replace(memory_BxM=None, noise_BxT=None), finished_P, metrics
 

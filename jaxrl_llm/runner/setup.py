@@ -22,7 +22,15 @@ from jaxrl_llm.models.tokenizer import Tokenizer
 from jaxrl_llm.monitoring import alarms
 from jaxrl_llm.rewards import outcomes
 from jaxrl_llm.rollout import length_schedule, prompt_prefix
-from jaxrl_llm.runner import endpoint, hints, multi_turn, teacher_text, token_stats, validate
+from jaxrl_llm.runner import (
+  endpoint,
+  hints,
+  multi_turn,
+  rewritten_prompts,
+  teacher_text,
+  token_stats,
+  validate,
+)
 from jaxrl_llm.runner.context import Grading, Models, ReplayBuffers, RunContext, Selection
 from jaxrl_llm.types import Model, Row, UserError
 
@@ -223,7 +231,10 @@ def _hints(
   config: Config, table: data.PromptTable, tokenizer: Tokenizer
 ) -> hints.HintProvider | None:
   rule = stages.pick(curriculum.hint_rules, config.curriculum.hint, 'curriculum.hint')()
-  return rule and hints.HintProvider(rule, table, tokenizer, config.data, config.seed)
+  if rule is None:
+    return None
+  provider = rewritten_prompts.RewrittenPrompts if rule.rewriting else hints.HintProvider
+  return provider(rule, table, tokenizer, config.data, config.seed)
 
 
 def _allocation(config: Config) -> Callable[..., curriculum.allocation.Allocation]:

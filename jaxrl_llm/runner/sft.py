@@ -32,6 +32,7 @@ _LIKELIHOOD = {
   'objective.token_weighting': stage('none'),
   'objective.kl': stage('none'),
   'objective.kl_aggregation': stage('auto'),
+  'objective.kl_scale': stage('none'),
   'objective.lr_scale': stage('none'),
   'objective.distillation': stage('none'),
   'objective.divergence': stage('none'),

@@ -76,6 +76,8 @@ EXAMPLES: dict[tuple[str, str], tuple[str, ...]] = {
   ('objective.importance_correction', 'used'): ('objective.importance_correction.fn=token',),
   ('objective.advantage_modulation', 'used'): ('objective.advantage_modulation.fn=unsure',),
   ('objective.token_weighting', 'used'): ('objective.token_weighting.fn=forking',),
+  ('objective.kl_scale', 'used'): ('objective.kl_scale.fn=by_difficulty', 'objective.kl.fn=k3'),
+  ('objective.kl', 'in'): ('objective.kl.fn=none',),
   ('objective.ratio', 'not in'): ('objective.ratio.fn=token',),
   ('objective.trust_region', 'not in'): ('objective.trust_region.fn=total_variation',),
   ('objective.score_centering', 'used'): ('objective.score_centering.fn=top_k', *CENTERED),

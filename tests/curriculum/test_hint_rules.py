@@ -168,6 +168,14 @@ def test_chance_shows_nothing_as_often_as_it_says_and_spreads_shares():
     (lambda: hint_rules.by_difficulty(least=0.5, most=0.4), 'curriculum.hint.most=0.4'),
     (lambda: hint_rules.contexts(texts=()), 'curriculum.hint.texts='),
     (lambda: hint_rules.contexts(texts=('a',), drop=2), 'curriculum.hint.drop=2'),
+    (lambda: hint_rules.rewritten(medium=1.1), 'curriculum.hint.medium=1.1'),
+    (lambda: hint_rules.rewritten(hard=0.8), 'curriculum.hint.hard=0.8'),
+    (lambda: hint_rules.rewritten(least_chars=0), 'curriculum.hint.least_chars=0'),
+    (lambda: hint_rules.rewritten(most_chars=5), 'curriculum.hint.most_chars=5'),
+    (lambda: hint_rules.rewritten(simplify='again'), "curriculum.hint.simplify='again' must be"),
+    (lambda: hint_rules.rewritten(vary='{question} {text}'), 'curriculum.hint.vary='),
+    (lambda: hint_rules.rewritten(vary='{question'), 'curriculum.hint.vary='),
+    (lambda: hint_rules.rewritten(vary=3), 'curriculum.hint.vary=3'),
   ],
 )
 def test_bad_settings_are_named(make, field):

@@ -172,6 +172,48 @@ def test_prompts_are_chosen_with_the_length_estimates():
   assert prompts.expected_P.tolist() == [4, 2]
 
 
+class Rewriter:
+  """Stands for the provider of hints: prompts that are due."""
+
+  def __init__(self, *prompts):
+    self.prompts = prompts
+
+  def due(self, most):
+    chosen, self.prompts = self.prompts[:most], self.prompts[most:]
+    return np.array(chosen, np.int32)
+
+  @property
+  def waiting(self):
+    return np.array(self.prompts, np.int32)
+
+  def posterior(self, step):
+    return None
+
+
+@pytest.mark.parametrize('due, chosen', [((7,), [7, 1, 3]), ((7, 2, 5, 8), [7, 2, 5])])
+def test_prompts_that_are_due_come_first_and_are_not_chosen_twice(due, chosen):
+  class Chooses:
+    def propose(self, step, slots, lengths, hinted, busy):
+      self.busy = busy.tolist()
+      return proposed(np.array([1, 3], np.int32)[:slots])
+
+    def accept(self, proposal):
+      pass
+
+    def visits(self, index):
+      return index * 0
+
+  context = make_context()
+  context.config.prompts = 3
+  context.config.curriculum = types.SimpleNamespace(slots_per_prompt=1)
+  context.tables = types.SimpleNamespace(train=range(40))
+  context.selection.curriculum, context.selection.hints = Chooses(), Rewriter(*due)
+  got = host_step.choose(context, 5)
+  assert got.prompt_index.tolist() == chosen and got.record['asked'] == sorted(due[:3])
+  assert context.selection.curriculum.busy == list(due)
+  assert context.selection.hints.waiting.tolist() == list(due[3:])
+
+
 def test_aborted_rows_are_blank_and_counted():
   reason_B = [STOPPED, ABORTED, STOPPED, STOPPED] + [STOPPED] * 8 + [UNFINISHED] + [STOPPED] * 3
   batch = make_batch([2] * B, [0] * B, reason_B, [1] * B)
@@ -463,7 +505,8 @@ def test_a_reference_set_and_hints_leave_out_what_runs_and_fill_every_slot():
   for _ in range(4):
     observe(context, range(12), [0] * 12)
   aided = curriculum.HintedPosteriors(np.array([3, 8]), np.full(2, 5.0), np.full(2, 5.0))
-  context.selection.hints = types.SimpleNamespace(posterior=lambda step: aided)
+  context.selection.hints = Rewriter()
+  context.selection.hints.posterior = lambda step: aided
   hold(context, [3, 5, 7])
   choice = host_step.choose(context, 0)
   assert (

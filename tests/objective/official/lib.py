@@ -195,7 +195,7 @@ def settings(changes: dict) -> Any:
 def batch(data: dict, needs_old: bool) -> Batch:
   """The data as a batch: sampled by `behavior` where a method scores the old policy, else by the old policy itself.
 
-  Data with `turn`, of every token, has the reward `paid` at the last token of each.
+  Data with `turn`, of every token, has the reward `paid` at the last token of each; `context` is that of its prompts.
   """
   rows, columns = data['logp'].shape
   rollout = Rollout(
@@ -215,6 +215,8 @@ def batch(data: dict, needs_old: bool) -> Batch:
     *[np.arange(groups)] * 2,
     np.zeros(groups),
   )
+  if 'context' in data:
+    prompts = prompts._replace(context_P=data['context'])
   return Batch(prompts, rollout, data['reward'], data['correct'])
 
 
