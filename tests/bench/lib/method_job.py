@@ -62,7 +62,9 @@ def job(method: str, seed: int, model: str = '', teacher: str = '', is_smoke: bo
   minibatches = config.learner.minibatches
   for section in ('objective', 'learner', 'rollout', 'curriculum', 'replay', 'lora'):
     config[section] = own[section]
-  config.learner.minibatches = minibatches
+  # A group in several slots must not be cut: one update a batch instead of four.
+  in_slots = own.curriculum.slots_per_prompt > 1 or own.replay.collect.fn == 'dars'
+  config.learner.minibatches = 1 if in_slots else minibatches
   config.optimizer.outer = own.optimizer.outer
   config.optimizer.learning_rate *= own.optimizer.learning_rate / base.optimizer.learning_rate
   for stage in ('parts', 'vote', 'truncate'):
