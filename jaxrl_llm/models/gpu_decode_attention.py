@@ -1,6 +1,7 @@
 """Attention of decoding by a GPU kernel that reads each row's own columns of the ring, and no others.
 
-`decode_attention` has the same kernel for TPUs, and all that surrounds both.
+`decode_attention` has the same kernel for TPUs, and all that surrounds both. From jax 0.11.2 on, Pallas warns that its
+Triton backend will be removed: before jax 0.13 is allowed, the kernel needs another one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ _BLOCK_BYTES, _STAGES, _WARPS = 2**14, 3, 4
 _MAX_BLOCK = 128
 # Programs that fill a GPU: eight for each of the 132 multiprocessors of an H200. Counted, not measured.
 _PROGRAMS = 1056
+_MOST_INT8 = 2**31 - 1  # Pallas counts in int32 below 4 GiB; wider numbers are fewer by then
 _LEAST = 16  # sizes of a matrix product of a program: powers of two from here on
 
 
@@ -50,6 +52,11 @@ def _run(
   S, K, R, d = q_SxKxRxd.shape
   k, v = kv
   numbers = jax.tree.leaves(k)[0]
+  if numbers.dtype.itemsize == 1 and numbers.size > _MOST_INT8:
+    raise ValueError(
+      f'the kernel cannot address {numbers.size} keys of one byte, more than {_MOST_INT8}; set '
+      '--config.rollout.attention=xla, or lower --config.rollout.slots.'
+    )
   W, features = numbers.shape[2], jax.tree.leaves(v)[0].shape[3]
   C = block_columns(W, _padded(d) * numbers.dtype.itemsize)
   N = min(pl.cdiv(_PROGRAMS, S * K), pl.cdiv(W, C))
