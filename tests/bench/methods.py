@@ -143,7 +143,8 @@ class Runner:
         process.kill()
         process.wait()
     if process.returncode or not result.exists():
-      return method_rows.FAILED, dict(message=log.read_text(errors='replace')[-TAIL_CHARS:])
+      text = log.read_text(errors='replace')[-TAIL_CHARS:]
+      return method_rows.FAILED, dict(message=text.replace(f'{sides.ROOT}/', ''))
     return method_rows.OK, json.loads(result.read_text())
 
 
