@@ -2,8 +2,8 @@
 
     XLA_FLAGS=--xla_gpu_deterministic_ops=true JAX_PLATFORMS=cuda,cpu python -m pytest tests/test_accelerator.py
 
-Without the flag, two steps in bfloat16 differed on an H200, likely as GPUs add the gradients of equal tokens in any order:
-the tests of equal bits are then skipped.
+Without the flag, two steps in bfloat16 differed on an H200, likely as GPUs add the gradients of equal tokens in any
+order: the tests of equal bits are then skipped.
 """
 
 from __future__ import annotations
