@@ -185,21 +185,24 @@ def test_a_resumed_run_keeps_its_name_and_reads_nothing_twice(tmp_path):
 
 
 # Begins a writer for every line of input, which is the step that it begins with; each prints its own number first.
+# A line is one write: where output is unbuffered, `print` writes a number and its end apart, and a kill falls between.
 WRITER = """
 import os, sys
 sys.path[:0] = sys.argv[3:]
 from test_shared_rollouts import group, store
+def say(what):
+  os.write(1, f'{what}\\n'.encode())
 for line in sys.stdin:
   if pid := os.fork():
     os.waitpid(pid, 0)
-    print('dead', flush=True)
+    say('dead')
     continue
   own, step = store(sys.argv[2]), int(line)
   own.load_state_dict(dict(run=sys.argv[1], files_read=[], waiting=[]))
-  print(os.getpid(), flush=True)
+  say(os.getpid())
   while True:
     own.publish([group(10 * step + i) for i in range(10)], step)
-    print(step, flush=True)
+    say(step)
     step += 1
 """
 
