@@ -85,7 +85,7 @@ _TURNS = 'a row holds several turns, and this assumes a single completion'
 OF_A_GROUP = (
   *('group_normalized', 'group_centered', 'group_whitened', 'leave_one_out', 'batch_normalized'),
   *('mean_relative', 'median_centered', 'shifted', 'log_mean_exp', 'length_weighted', 'adora'),
-  *('least_variance', 'equal_treatment', 'hardness_weighted', 'decoupled', 'nudged'),
+  *('least_variance', 'equal_treatment', 'hardness_weighted', 'decoupled', 'nudged', 'staged'),
   *('pass_at_k', 'best_margin', 'rescaled', 'greedy_baseline', 'exp_weighted', 'balanced'),
 )
 
@@ -299,8 +299,8 @@ _HINTS = (
   ),
   Row(
     Condition('objective.advantage', 'needs', 'contexts', "that needs contexts (such as 'nudged')"),
-    Condition('curriculum.hint', 'not in', ('contexts',)),
-    'the advantage compares the strategies of prompts',
+    Condition('curriculum.hint', 'not in', ('contexts', 'stages')),
+    'the advantage compares the strategies or stages of prompts',
     'set --config.curriculum.hint.fn=contexts with its texts',
   ),
   Row(
