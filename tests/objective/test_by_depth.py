@@ -50,7 +50,8 @@ def test_rows_that_are_there_twice_have_half_the_gradient_each():
 
 def test_equal_rewards_and_lonely_nodes_get_nothing():
   d = data(3)
-  assert not by_depth(0 * d.reward + 0.3, d.mask, d.group, d.tokens).any()
+  for rounding in (0.0, 1e-7):
+    assert not by_depth(0.3 + rounding * d.reward, d.mask, d.group, d.tokens).any()
   assert not by_depth(d.reward, d.mask, np.arange(B), d.tokens).any()
   d.tokens[:] = 7  # one path
   assert not by_depth(d.reward, np.ones((B, T)), d.group, d.tokens).any()

@@ -61,9 +61,10 @@ def test_the_gradient_is_that_of_a_group_that_has_no_other_rows():
   assert reuse.extremes(best=1, worst=2).metrics(joined, P) == {'replay/rows': 3 * P}
 
 
-def test_a_group_that_is_small_enough_is_whole():
+@pytest.mark.parametrize('best, worst', [(G, G), (1, G + 2), (G + 2, 1)])
+def test_a_group_that_is_small_enough_is_whole(best, worst):
   given = batch(data())
-  joined = reuse.extremes(best=G, worst=G).join(given, 0, 0)
+  joined = reuse.extremes(best=best, worst=worst).join(given, 0, 0)
   np.testing.assert_array_equal(joined.rollout.length_B, given.rollout.length_B)
 
 

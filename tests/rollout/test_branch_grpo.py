@@ -35,9 +35,11 @@ def params():
 def run(params, splits, **changes):
   spec, rules = SPEC._replace(**changes), tree_rules.branch_grpo(splits=splits)
   inputs = lambda p, q: DecodeInputs(p, q, jax.random.key(1), 4)  # noqa: E731
-  tree = jax.jit(lambda p, q: tree_decode.generate(MODEL, spec, inputs(p, q), rules)[::2])
+  tree = jax.jit(lambda p, q: tree_decode.generate(MODEL, spec, inputs(p, q), rules))
   ring = jax.jit(lambda p, q: ring_decode.generate(MODEL, spec, inputs(p, q))[0])
-  rollout, grown = jax.tree.map(np.asarray, tree(params, make_prompts()))
+  rollout, iterations, grown = jax.tree.map(np.asarray, tree(params, make_prompts()))
+  # Rows that no fork has filled start right after the last split.
+  assert iterations <= max(splits) + T
   return rollout, grown, jax.tree.map(np.asarray, ring(params, make_prompts()))
 
 
