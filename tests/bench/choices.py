@@ -1,11 +1,12 @@
 """Prompt selection in real runs: held-out accuracy against rollouts and seconds, several seeds each.
 
-python -m tests.bench.choices --job=tiny [--rules uniform,default] [--seeds 0,1,2,3,4] [--out runs/choices] [--smoke]
+python -m tests.bench.choices --job=tiny [--rules uniform,default] [--blind] [--out runs/choices] [--smoke]
 Job `tiny` is configs/tiny.py with 20,000 strings of digits. Job `sums` is configs/dapo.py on 2,040 sums, from (2 terms,
 1 digit), which SmolLM2 mostly solves, to (3, 2), which it rarely solves; held-out sums are of the same kinds. Job
 `mixture` is configs/rewards/mixture.py on 20,000 rows that tests/bench/mixture_rows.py writes to --out; its supervised
 start is trained once, for all seeds. No job has the oracle of tests/bench/curriculum.py: a scan of the mixture's true
-rates would cost 160,000 rollouts. Every rule starts from the same weights with the same number of rollouts. Seconds are
+rates would cost 160,000 rollouts. With `--blind` all prompts are of one kind, as those of data that says nothing of its
+rows; give it an --out of its own. Every rule starts from the same weights with the same number of rollouts. Seconds are
 those of the device program: to measure them, pin the process to a core of an idle machine. Finished runs are not
 repeated; the table shows all runs in --out.
 """
@@ -18,14 +19,16 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 
-from jaxrl_llm import train
+from jaxrl_llm import data, train
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.commands import export
 from jaxrl_llm.config import loading as configs
+from jaxrl_llm.types import Row
 from tests.bench import mixture_rows
 from tests.bench.curves import share_warm_starts
 from tests.bench.lib import results, smoke
@@ -38,6 +41,7 @@ RULES = {
   'mopps': ('mopps', {}),
   'bots': ('bots', {}),
   'default': ('dapo', {}),
+  'hidden_state': ('hidden_state', {}),
   'sharp': ('dapo', dict(selection=dict(fn='softmax', temperature=0.1))),
   'top': ('dapo', dict(selection=dict(fn='top'))),
 }
@@ -72,6 +76,12 @@ def job(name: str, rule: str, seed: int, more: tuple[str, ...] = ()):
       for terms, digits, size in SUMS
     )
   return config
+
+
+def one_kind(rows: Sequence[Row], tokens_N: np.ndarray | None = None) -> np.ndarray:
+  """In place of `data.kinds`."""
+  del tokens_N
+  return np.zeros(len(rows), np.int32)
 
 
 def lines(folder: str) -> list[dict]:
@@ -207,6 +217,7 @@ def main() -> None:
   parser.add_argument('--out', default='runs/choices')
   parser.add_argument('--rules', default=','.join(RULES))
   parser.add_argument('--seeds', default='0,1,2,3,4')
+  parser.add_argument('--blind', action='store_true', help='all prompts are of one kind')
   options = smoke.parse(parser, rules='uniform,default', seeds='0')
   for rule in options.rules.split(','):
     if rule not in RULES:
@@ -214,6 +225,8 @@ def main() -> None:
   more = SMOKE[options.job] if options.smoke else ()
   if options.smoke:
     JOBS[options.job] = (JOBS[options.job][0], 2, 1)
+  if options.blind:
+    data.kinds = one_kind
   if options.job == 'tiny':
     share_warm_starts()
   out = os.path.join(options.out, options.job)
