@@ -56,6 +56,7 @@ TESTS = {
   'rewards.vote': 'tests/rewards/test_majority_vote.py',
   'rewards.truncate': 'tests/rewards/test_length_truncation.py',
   'replay.reuse': 'tests/replay/test_successes.py',
+  'replay.reuse=cached': 'tests/replay/test_trajectory_cache.py',
   'replay.reuse=contrast_pairs': 'tests/replay/test_contrast_pairs.py',
   'replay.reuse=mixed_groups': 'tests/replay/test_rollout_buffer.py',
   'replay.reuse=recomposed': 'tests/replay/test_recomposition.py',

@@ -70,6 +70,7 @@ WITNESS = dict(
   dars_top_ups=lambda row: row['collect/lacking'] > 0,
   prefix_rl=lambda row: row['hint/groups'] > 0,
   guide=lambda row: row['hint/groups'] > 0,
+  bepa=lambda row: row['replay/rows'] > 0,
   seele=lambda row: row['hint/groups'] > 0,
   ad_hint=lambda row: row['hint/groups'] > 0,
   nudge_rl=lambda row: 0 < row['hint/groups'] < P,
@@ -89,7 +90,9 @@ WITNESS = dict(
   reinforce_pp_kl=lambda row: abs(row['critic/reward_kl']) > 1e-6,
 )
 # The rewards of the first group are equal: 1, so that an outlier may be cut, or 0, so that its demonstration counts.
-EQUAL_REWARD = dict(hpt=0.0, dars_top_ups=0.0, prefix_rl=0.0, guide=0.0, ad_hint=0.0, clpo=0.0)
+EQUAL_REWARD = dict.fromkeys(
+  ('hpt', 'dars_top_ups', 'prefix_rl', 'guide', 'ad_hint', 'clpo', 'bepa'), 0.0
+)
 
 
 class Planted:

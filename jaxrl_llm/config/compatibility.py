@@ -55,6 +55,7 @@ _LENGTH_HEAD = Condition('rollout.length_head')
 _EARLY_EXIT = Condition('rollout.early_exit')
 _REUSE = Condition('replay.reuse')
 _HINT = Condition('curriculum.hint')
+_SELF_ROLLED = Condition('curriculum.hint', 'in', ('self_rolled',))
 _REPLAY_EXPERTS = Condition('learner.replay_experts')
 _SPLASH = Condition('learner.attention', 'in', ('splash',))
 _CUDNN = Condition('learner.attention', 'in', ('cudnn',))
@@ -283,7 +284,6 @@ _HINTS = (
   *_rows(
     (_HINT,),
     (
-      _REUSE,
       Condition('rewards.truncate'),
       _DRAFT,
       _DEMONSTRATIONS,
@@ -291,8 +291,15 @@ _HINTS = (
     ),
     _HINTED,
   ),
+  Row(Condition('curriculum.hint', 'not in', ('none', 'self_rolled')), _REUSE, _HINTED, _CHOOSE),
   Row(
-    Condition('curriculum.hint', 'in', ('guide', 'rewritten')),
+    _SELF_ROLLED,
+    Condition('replay.reuse', 'not in', ('cached',)),
+    'completions of hinted prompts are learned from that cache alone',
+    'set --config.replay.reuse.fn=cached, or --config.curriculum.hint.fn=none',
+  ),
+  Row(
+    Condition('curriculum.hint', 'in', ('guide', 'rewritten', 'self_rolled')),
     _STOP,
     'the update reads another prompt or none, so that an unfinished rollout cannot be continued',
     _DEFAULT,

@@ -33,6 +33,7 @@ class Rule(NamedTuple):
   form: str  # PREFIX or CONTEXT
   share: Callable[[list[Visit]], float]  # visits → share of the answer to reveal, 0 = none
   plain: bool = False  # trained as completions of the plain prompt: the update removes the hint
+  learned: bool = True  # a hinted group is learned; False: its right completions are cached alone
   exemplars: bool = False  # the hint is another solved question instead of the answer
   texts: tuple[str, ...] = ()  # strategies as hints, one for each slot of a prompt
   drop: float = 0.0  # probability that a slot gets no strategy
@@ -151,6 +152,21 @@ def guide(*, after: int = 1) -> Rule:
     return float(len(last) == after and not any(last) and not hinted)
 
   return Rule(CONTEXT, share, plain=True)
+
+
+def self_rolled(*, after: int = 1) -> Rule:
+  """The prompt contains a demonstration when its last `after` plain visits failed, until a completion is right.
+
+  Hinted groups are not learned: right completions fill the cache of `config.replay.reuse.fn=cached`, which injects them
+  behind the plain prompt. Of a prompt the last 16 visits count.
+  arXiv:2601.05787 (BEPA, LEVEL-1; reconstructed: the paper seeds its cache before training, with an extracted plan).
+  """
+  failed = guide(after=after).share
+
+  def share(visits: list[Visit]) -> float:
+    return 0.0 if any(v.right for v in visits) else failed(visits)
+
+  return Rule(CONTEXT, share, plain=True, learned=False)
 
 
 def item_response(

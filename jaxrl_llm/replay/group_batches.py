@@ -54,6 +54,16 @@ def with_rows(batch: Batch, count: int) -> Batch:
   return _of_rows(batch, pad)
 
 
+def without_log_probs(rows: Batch) -> Batch:
+  """Rows as replayed ones: without log-probs and versions of weights, with weight 1, `replayed_B` set."""
+  rollout = rows.rollout._replace(
+    logp_BxT=np.zeros_like(rows.rollout.logp_BxT),
+    version_BxT=np.full_like(rows.rollout.version_BxT, -1),
+    weight_B=np.ones_like(rows.rollout.weight_B),
+  )
+  return rows._replace(rollout=rollout, replayed_B=np.ones_like(rows.reward_B))
+
+
 def in_copies(batch: Batch, copies_B: np.ndarray) -> Batch:
   """The batch with weight = copies · Σ|y| / Σ copies·|y|.
 

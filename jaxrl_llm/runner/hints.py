@@ -98,7 +98,8 @@ class HintProvider:
   def update(self, batch: Batch, finished_P: np.ndarray) -> tuple[Batch, dict[str, float]]:
     """Record answers and outcomes; return the batch to learn from and metrics.
 
-    Hints are removed from the prompts of the batch where the rule is `plain`. `finished_P` [P] marks finished groups.
+    Hints are removed from the prompts of the batch where the rule is `plain`, and hinted groups have no rows where
+    they are not `learned`. `finished_P` [P] marks finished groups.
     """
     prompts, share_P = batch.prompts, np.asarray(batch.prompts.hint_P)
     self.answers.keep(batch, self.prefixes(prompts))
@@ -117,7 +118,11 @@ class HintProvider:
     if self.rule.plain:
       plain = self.table.prompts(prompts.index_P)
       prompts = prompts._replace(tokens_PxL=plain.tokens_PxL, length_P=plain.length_P)
-    return batch._replace(prompts=prompts), metrics
+    rollout = batch.rollout
+    if not self.rule.learned:
+      G = len(rollout.length_B) // len(share_P)
+      rollout = replay.blank(rollout, np.repeat(share_P == 0, G))
+    return batch._replace(prompts=prompts, rollout=rollout), metrics
 
   def _hinted_tokens(self, index: int, share: float, step: int) -> np.ndarray | None:
     """A prompt's token ids with its hint; None without a known answer."""

@@ -142,7 +142,7 @@ def finish(context: RunContext, pool: ScorePool, received: ReceivedStep) -> Land
     metrics |= hint_metrics
   next_batch = batch
   if buffers.reuse is not None:
-    next_batch = _with_replays(context, pool, graded, buffers.reuse, index)
+    next_batch = _with_replays(context, pool, graded, batch, index)
   if buffers.collector is not None:
     metrics |= buffers.collector.add(next_batch, index)
     next_batch, collected = buffers.collector.take(empty_records.empty_batch(context.spec), index)
@@ -157,15 +157,16 @@ def _with_replays(
   context: RunContext,
   pool: ScorePool,
   graded: grading.GradedStep,
-  store: replay.reuse.Store,
+  batch: Batch,
   index: int,
 ) -> Batch:
-  """The batch with rollouts of other steps or runs; the store gets those of this one."""
-  batch, mixed_P = graded.batch, _mixed_slots(context, graded.batch)
+  """The batch to learn from with rollouts of other steps or runs; the store gets all graded ones of this one."""
+  store, mixed_P = context.replay.reuse, _mixed_slots(context, graded.batch)
+  assert store is not None
   if isinstance(store, replay.SharedRollouts):
     return shared_groups.exchange(context, store, pool, graded, mixed_P, index)
   joined = store.join(batch, context.config.seed, index)
-  store.keep(batch, mixed_P, index)
+  store.keep(graded.batch, mixed_P, index)
   return joined
 
 

@@ -233,6 +233,9 @@ def _hints(
   rule = stages.pick(curriculum.hint_rules, config.curriculum.hint, 'curriculum.hint')()
   if rule is None:
     return None
+  if not rule.learned:
+    field = f'config.curriculum.hint.fn={config.curriculum.hint.fn!r}'
+    data.check_demonstrations(table.rows, tokenizer, field)
   provider = rewritten_prompts.RewrittenPrompts if rule.rewriting else hints.HintProvider
   return provider(rule, table, tokenizer, config.data, config.seed)
 

@@ -101,6 +101,21 @@ def test_an_answer_told_in_the_question_is_learned_as_one_to_the_plain_question(
   assert row == {'hint/groups': 2, 'hint/share': 1.0, 'hint/right': 0.5}
 
 
+def test_a_group_that_only_fills_the_cache_has_no_rows_to_learn():
+  own = make(hint_rules.self_rolled(), *PAIRS)
+  wrong = answered(own.add_hints(own.table.prompts([0]), 0), 'no', 'no', right=[0, 0])
+  own.update(wrong, np.array([True]))
+  plain = own.table.prompts([0, 1])
+  got = own.add_hints(plain, 1)
+  assert text(got, 0) == '2+2\n\nThe answer begins with: four' and text(got, 1) == '3+3'
+  batch = answered(got, 'four', 'no', 'six', 'no', right=[1, 0, 1, 0])
+  learned, row = own.update(batch, np.array([True, True]))
+  assert learned.rollout.length_B.tolist() == [0, 0, 4, 3] and row['hint/groups'] == 1
+  np.testing.assert_array_equal(learned.prompts.tokens_PxL, plain.tokens_PxL)
+  assert batch.rollout.length_B.tolist() == [5, 3, 4, 3]  # what the cache reads
+  assert own.add_hints(plain, 2).hint_P.tolist() == [0, 0]
+
+
 def test_what_is_learned_behind_a_prefix_keeps_it():
   own = make(always(0.5), *PAIRS)
   got = own.add_hints(own.table.prompts([0]), 0)
