@@ -64,6 +64,7 @@ TESTS = {
   'replay.reuse=shared': 'tests/replay/test_shared_rollouts.py',
   'replay.collect': 'tests/replay/test_dynamic_sampling.py',
   'curriculum.hint': 'tests/curriculum/test_hint_rules.py',
+  'curriculum.hint=corrected': 'tests/runner/test_corrected_prompts.py',
   'curriculum.hint=rewritten': 'tests/runner/test_rewritten_prompts.py',
   'curriculum.labels': 'tests/curriculum/test_labels.py',
   'curriculum.allocation': 'tests/curriculum/test_allocation.py',

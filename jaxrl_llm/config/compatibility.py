@@ -299,10 +299,16 @@ _HINTS = (
     'set --config.replay.reuse.fn=cached, or --config.curriculum.hint.fn=none',
   ),
   Row(
-    Condition('curriculum.hint', 'in', ('guide', 'rewritten', 'self_rolled')),
+    Condition('curriculum.hint', 'in', ('guide', 'rewritten', 'self_rolled', 'corrected')),
     _STOP,
     'the update reads another prompt or none, so that an unfinished rollout cannot be continued',
     _DEFAULT,
+  ),
+  Row(
+    Condition('curriculum.hint', 'in', ('corrected',)),
+    Condition('curriculum.slots_per_prompt', 'above', 1),
+    _PARTS_OF_A_GROUP,
+    'set --config.curriculum.slots_per_prompt=1, or --config.curriculum.hint.fn=none',
   ),
   Row(
     Condition('objective.advantage', 'needs', 'contexts', "that needs contexts (such as 'nudged')"),

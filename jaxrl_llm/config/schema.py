@@ -220,7 +220,8 @@ class CurriculumConfig(Section):
   # labels that the majority of a group contradicts: majority_refined replaces them and lists suspects
   labels: Stage = stage('none')
   # hints from a known answer: prefix, item_response, by_difficulty (in the completion); guide, exemplars, contexts,
-  # self_rolled (in the prompt; the last with replay.reuse=cached); rewritten: questions that the policy writes from hard and medium ones
+  # self_rolled (in the prompt; the last with replay.reuse=cached); rewritten: questions that the policy writes from
+  # hard and medium ones; corrected: a wrong rollout is completed anew from its first wrong step
   hint: Stage = stage('none')
   # count | ignore: truncated wrong rollouts count as wrong, or not at all
   truncated: str = 'count'
@@ -232,12 +233,12 @@ class ReplayConfig(Section):
 
   # which groups are learned from: mixed (dynamic sampling), dars (more rollouts of hard prompts)
   collect: Stage = stage('none')
-  # successes(count): right rollouts of earlier visits beside new ones; cached: one in place of a wrong one, where all are
-  # wrong; mixed_groups(share): groups of recent steps in
-  # slots of their own, beside those of the sampled prompts; self_imitation(share, weight): good rollouts of recent
-  # steps, in a loss term of their own; recomposed(kept): short right and long wrong rollouts, and the others later;
-  # contrast_pairs(share, draws): pairs of a group's best and worst rollouts, resampled by their difference;
-  # shared(folder, share): groups of other runs that write to the same folder, tokenized and graded anew
+  # successes(count): right rollouts of earlier visits beside new ones; cached: one of them in place of a row of an
+  # all-wrong group; mixed_groups(share): groups of recent steps in slots of their own, beside those of the sampled
+  # prompts; self_imitation(share, weight): good rollouts of recent steps, in a loss term of their own;
+  # recomposed(kept): short right and long wrong rollouts, and the others later; contrast_pairs(share, draws): pairs of
+  # a group's best and worst rollouts, resampled by their difference; shared(folder, share): groups of other runs that
+  # write to the same folder, tokenized and graded anew
   reuse: Stage = stage('none')
 
 

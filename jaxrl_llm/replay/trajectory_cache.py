@@ -62,10 +62,7 @@ class TrajectoryCache:
     if group.success_B is not None:
       cached = cached._replace(success_B=cached.correct_B)
     at = np.random.default_rng((seed, 12, step, prompt)).choice(np.flatnonzero(exists_B))
-    order = np.arange(1, 1 + len(exists_B))
-    order[at] = 0  # the cached row
-    whole = group_batches.one_slot([cached, group])
-    return group_batches.rows(whole, order)._replace(demo=group.demo)
+    return group_batches.with_row(group, int(at), cached)
 
   def metrics(self, batch: Batch, fresh: int) -> dict[str, float]:
     """Metrics of a batch, whose slots are all `fresh`, and of the cache."""

@@ -138,7 +138,8 @@ def finish(context: RunContext, pool: ScorePool, received: ReceivedStep) -> Land
   if index == 0 and context.grading.vote is None and context.episodes is None:
     metrics |= grading.first_step_metrics(context, pool, graded)
   if context.selection.hints is not None:
-    batch, hint_metrics = context.selection.hints.update(batch, finished_P)
+    part_BxK = graded.scores.part_BxK
+    batch, hint_metrics = context.selection.hints.update(batch, finished_P, part_BxK)
     metrics |= hint_metrics
   next_batch = batch
   if buffers.reuse is not None:

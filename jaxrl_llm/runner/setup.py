@@ -23,6 +23,7 @@ from jaxrl_llm.monitoring import alarms
 from jaxrl_llm.rewards import outcomes
 from jaxrl_llm.rollout import length_schedule, prompt_prefix
 from jaxrl_llm.runner import (
+  corrected_prompts,
   endpoint,
   hints,
   multi_turn,
@@ -236,8 +237,12 @@ def _hints(
   if not rule.learned:
     field = f'config.curriculum.hint.fn={config.curriculum.hint.fn!r}'
     data.check_demonstrations(table.rows, tokenizer, field)
+  inputs = rule, table, tokenizer, config.data, config.seed
+  if rule.correction is not None:
+    part = corrected_prompts.part_column(config.rewards, rule.correction.part)
+    return corrected_prompts.CorrectedPrompts(*inputs, part)
   provider = rewritten_prompts.RewrittenPrompts if rule.rewriting else hints.HintProvider
-  return provider(rule, table, tokenizer, config.data, config.seed)
+  return provider(*inputs)
 
 
 def _allocation(config: Config) -> Callable[..., curriculum.allocation.Allocation]:

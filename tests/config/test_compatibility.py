@@ -179,6 +179,8 @@ def overrides(condition: Condition) -> tuple[str, ...]:
     return 'replay.reuse.fn=self_imitation', 'objective.advantage.fn=group_centered'
   if (condition.field, condition.value) == ('curriculum.hint', ('self_rolled',)):
     return 'curriculum.hint.fn=self_rolled', 'replay.reuse.fn=cached'
+  if (condition.field, condition.value) == ('curriculum.hint', ('corrected',)):
+    return ('curriculum.hint.fn=corrected',)
   if (condition.field, condition.value) == ('curriculum.hint', ('none', 'self_rolled')):
     return ('curriculum.hint.fn=prefix',)
   if (condition.field, condition.value) == ('replay.reuse', ('shared',)):

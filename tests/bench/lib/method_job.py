@@ -34,11 +34,15 @@ JOB = (
 )
 TASKS = tuple(dict(name=name, min_length=1, max_length=5) for name in ('rev', 'sort'))
 HINTED_TOKENS = 96  # of a prompt and its hint, in characters
-# Settings in tokens, scaled from the default job's cap of 16 to 7. Answers have at most 6.
+# Settings in tokens, scaled from the default job's cap of 16 to 7, and a rule in place of a judge. Answers have at most 6.
 SCALED = {
   'arrol': {'rollout.pruning.at_tokens': 3},
   'latr': {'rollout.tree.ages': (1, 2, 4)},
   'siri': {'rollout.length_schedule.low': 4},
+  'scope': {
+    'rewards.parts': (dict(fn='matching_start', weight=0.0),),
+    'curriculum.hint.part': 'matching_start',
+  },
 }
 SMOKE_STEPS = 2
 
