@@ -100,7 +100,9 @@ HINTED = dict(
 
 # The same prompts. Failures are seen with the answer, and what then succeeds is injected into later failures.
 INJECTED = HINTED | dict(
-  curriculum=dict(hint=dict(fn='self_rolled')), replay=dict(reuse=dict(fn='cached')), prompt_tokens=50
+  curriculum=dict(hint=dict(fn='self_rolled')),
+  replay=dict(reuse=dict(fn='cached')),
+  prompt_tokens=50,
 )
 
 # The same prompts. Failures wait for the next step, which goes on from their last right character.
@@ -110,6 +112,7 @@ CORRECTED = HINTED | dict(
   rewards=dict(parts=(dict(fn='matching_start', weight=0.0),)),
   prompt_tokens=50,
 )
+
 
 @pytest.fixture(scope='module')
 def uninterrupted(tmp_path_factory):
@@ -420,7 +423,9 @@ def test_hints_go_on_where_a_run_is_continued_and_replies_are_judged_with_them(t
   [(INJECTED, 'replay/rows'), (CORRECTED, 'hint/corrected')],
   ids=['injected', 'corrected'],
 )
-def test_cached_and_corrected_completions_go_on_where_a_run_is_continued(tmp_path, changes, witness):
+def test_cached_and_corrected_completions_go_on_where_a_run_is_continued(
+  tmp_path, changes, witness
+):
   config = tiny_job.config_file(tmp_path, **changes)
   tiny_job.finish(tiny_job.start(config, tmp_path / 'whole'))
   tiny_job.finish(tiny_job.start(config, tmp_path / 'run', '--config.steps=5'))

@@ -43,7 +43,9 @@ def matching_start(text: str, row: Row) -> float:
   For `config.curriculum.hint.fn=corrected` a judge of steps that needs no model, where one answer alone is right.
   """
   answer = _answer(row)
-  count = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, answer, strict=False)))
+  count = sum(
+    1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, answer, strict=False))
+  )
   return count / len(text) if text else 0.0
 
 

@@ -182,14 +182,14 @@ def part_column(settings: RewardsConfig, name: str) -> int:
   names = rewards.names(settings)
   if name not in names[1:]:
     raise UserError(
-      f'config.curriculum.hint.part={name!r} is none of config.rewards.parts: {", ".join(names[1:]) or "there is none"}; '
+      f'config.curriculum.hint.part={name!r} is no name in config.rewards.parts: {", ".join(names[1:]) or "none"}; '
       "add dict(fn='steps', combine='before_error', weight=0.0) with a judge, or name another one."
     )
   column = names.index(name)
   part = settings.parts[column - 1]
   if part.get('fn') == 'steps' and part.get('combine') != 'before_error':
     raise UserError(
-      f"config.rewards.parts[{column - 1}].combine={part.get('combine', 'mean')!r} names no place in a completion, and "
+      f'config.rewards.parts[{column - 1}].combine={part.get("combine", "mean")!r} names no place in a completion, and '
       "config.curriculum.hint.fn='corrected' needs the first wrong one; set it to 'before_error'."
     )
   return column

@@ -326,9 +326,7 @@ def test_a_group_with_an_injected_row_is_learned_as_one_in_which_that_row_was_sa
   assert empty_records.empty_batch(injected).replayed_B.shape == (P * G,)
   batch = graded(spec(), params)
   right_B = np.tile(np.arange(G) == 0, P)
-  whole = batch._replace(
-    reward_B=right_B.astype(np.float32), correct_B=right_B.astype(np.float32)
-  )
+  whole = batch._replace(reward_B=right_B.astype(np.float32), correct_B=right_B.astype(np.float32))
   store = reuse.cached()
   store.keep(whole, np.zeros(0, bool), 0)
   # The fresh groups: their right row is another wrong one instead, the last one of the group.

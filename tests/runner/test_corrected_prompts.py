@@ -154,7 +154,8 @@ def test_other_groups_are_learned_at_once(why, changes, right, sound):
 
 def test_an_unfinished_or_empty_group_does_not_wait():
   own = make()
-  batch, part_BxK = graded(own.add_hints(own.table.prompts([0, 1]), 0), WRONG[0] + [''] * G, [0] * 2 * G, [0.5] * 2 * G)  # fmt: skip
+  prompts, said = own.add_hints(own.table.prompts([0, 1]), 0), WRONG[0] + [''] * G
+  batch, part_BxK = graded(prompts, said, [0] * 2 * G, [0.5] * 2 * G)
   own.update(batch, np.array([False, True]), part_BxK)
   assert not own.held
 
@@ -210,8 +211,8 @@ JUDGE = dict(fn='steps', base_url='http://localhost:1/v1', model='m')
 @pytest.mark.parametrize(
   'parts, name, message',
   [
-    ((), 'steps', "part='steps' is none of config.rewards.parts: there is none; add dict"),
-    ((dict(fn='number', name='n'),), 'exact', "part='exact' is none of .*: n; add dict"),
+    ((), 'steps', "part='steps' is no name in config.rewards.parts: none; add dict"),
+    ((dict(fn='number', name='n'),), 'exact', "part='exact' is no name in .*: n; add dict"),
     ((JUDGE,), 'steps', r"parts\[0\].combine='mean' names no place .* set it to 'before_error'"),
   ],
 )

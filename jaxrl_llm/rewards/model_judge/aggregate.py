@@ -22,7 +22,7 @@ def before_error(sound_N: Sequence[float], before_N: Sequence[float]) -> float:
   return next(wrong, 1.0)
 
 
-# Aggregations of the verdicts on the steps of a completion, each in [0, 1], with the share of its characters before each.
+# Aggregations of the verdicts on the steps of a completion, each in [0, 1], and the share of its text before each.
 OF_STEPS: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = dict(
   mean=lambda sound_N, _: sum(sound_N) / len(sound_N),
   min=lambda sound_N, _: min(sound_N),

@@ -34,7 +34,7 @@ JOB = (
 )
 TASKS = tuple(dict(name=name, min_length=1, max_length=5) for name in ('rev', 'sort'))
 HINTED_TOKENS = 96  # of a prompt and its hint, in characters
-# Settings in tokens, scaled from the default job's cap of 16 to 7, and a rule in place of a judge. Answers have at most 6.
+# Settings in tokens, scaled from the default job's cap of 16 to 7: answers have at most 6. A rule replaces a judge.
 SCALED = {
   'arrol': {'rollout.pruning.at_tokens': 3},
   'latr': {'rollout.tree.ages': (1, 2, 4)},
