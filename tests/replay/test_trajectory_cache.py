@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from test_successes import G, L, T, batch
+from replay.test_successes import G, L, T, batch
 
 from jaxrl_llm.checkpointing import checkpoint
 from jaxrl_llm.replay import reuse

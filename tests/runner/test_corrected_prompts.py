@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from test_rewritten_prompts import G, L, Letters, texts
+from runner.test_rewritten_prompts import G, L, Letters, texts
 
 from jaxrl_llm import data
 from jaxrl_llm.checkpointing import checkpoint
