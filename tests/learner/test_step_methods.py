@@ -208,7 +208,7 @@ def test_without_replay_a_batch_has_no_replayed_rows():
     spec(replay=dict(reuse=dict(fn='successes', count=1)), rollout=pruned())
   with pytest.raises(
     UserError,
-    match='config.replay.reuse.fn=.successes. does not go with .*decoupled.* keeps the sum',
+    match='config.replay.reuse.fn=.successes. does not go with .*decoupled.* reads the sum',
   ):
     spec(
       replay=dict(reuse=dict(fn='successes', count=1)),

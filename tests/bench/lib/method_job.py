@@ -42,6 +42,7 @@ SCALED = {
   'scope': {
     'rewards.parts': (dict(fn='matching_start', weight=0.0),),
     'curriculum.hint.part': 'matching_start',
+    'curriculum.hint.guided': False,  # a model of characters reads no guidance
   },
 }
 SMOKE_STEPS = 2
