@@ -75,7 +75,8 @@ class CorrectedPrompts(HintProvider):
 
   def prefixes(self, prompts: Prompts) -> list[np.ndarray]:
     """The token ids that each prompt's completions continue; empty for plain prompts."""
-    rows = zip(prompts.tokens_PxL, prompts.length_P, prompts.index_P, prompts.hint_P, strict=True)
+    hint_P = np.asarray(prompts.hint_P)
+    rows = zip(prompts.tokens_PxL, prompts.length_P, prompts.index_P, hint_P, strict=True)
     return [
       np.asarray(tokens[len(self._asked(int(i))) if hint else n : n]) for tokens, n, i, hint in rows
     ]
