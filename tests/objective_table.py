@@ -78,6 +78,7 @@ def data(seed=0, drift=0.3, mismatch=0.2):
     collision=np.exp(2 * x) + (1 - np.exp(x)) ** 2 * r.uniform(0.2, 1, (B, T)),
     parts=np.stack([correct, 9 * r.random(B)], 1),
     context=np.repeat([0, -1, 1, 0], G),
+    tokens=np.random.default_rng((seed, 7)).integers(0, 2, (B, T)),
   )
 
 
@@ -113,7 +114,7 @@ def leverage(d):
 def batch(d):
   rows, columns = d.mask.shape
   rollout = Rollout(
-    np.zeros((rows, columns), np.int32),
+    np.asarray(getattr(d, 'tokens', np.zeros((rows, columns))), np.int32),
     d.behavior,
     d.length,
     np.ones(rows, np.int8),
@@ -130,6 +131,22 @@ def batch(d):
   )
   prompts = prompts._replace(context_P=d.context[::G])
   return Batch(prompts, rollout, d.reward, d.correct, parts_BxK=d.parts)
+
+
+def node_advantage(d):
+  """Of each token: (R − mean) / std among the beginnings of rows of its group that end there, shared by their rows."""
+  out = np.zeros((B, T))
+  for g, t in itertools.product(range(P), range(T)):
+    nodes = {}
+    for b in range(g * G, (g + 1) * G):
+      if t < d.length[b]:
+        nodes.setdefault(tuple(d.tokens[b, : t + 1]), []).append(b)
+    rewards = [d.reward[rows].mean() for rows in nodes.values()]
+    if len(nodes) < 2 or np.std(rewards, ddof=1) < 1e-6:
+      continue
+    for reward, rows in zip(rewards, nodes.values(), strict=True):
+      out[rows, t] = (reward - np.mean(rewards)) / (np.std(rewards, ddof=1) + 1e-8) / len(rows)
+  return out
 
 
 # Advantages, group by group, as [B, 1].
@@ -817,6 +834,10 @@ METHODS = {
     ),
     ppo(adv=lambda d: tokens_whitened(to_go(d), d), agg=tok),
   ),
+  'branch_grpo': Row(
+    dict(advantage='raw', credit_assignment='by_depth', aggregation='token_mean'),
+    ppo(adv=node_advantage, agg=tok),
+  ),
   'prime': Row(
     dict(
       advantage='leave_one_out',
@@ -873,6 +894,8 @@ METHODS = {
     ppo(adv=adora, agg=tok),
   ),
   # One context a group: what two in a group do, test_groups.py says.
+  # A prompt with one stage alone: tests/objective/test_batch_targets.py has several.
+  'tree_opo': Row(dict(advantage='staged', aggregation='token_mean'), ppo(adv=gm, agg=tok)),
   'nudge_rl': Row(dict(advantage='nudged', aggregation='token_mean'), ppo(adv=gz, agg=tok)),
   'dars_et': Row(
     dict(advantage=dict(fn='equal_treatment', most=1.2)),
@@ -1129,6 +1152,10 @@ METHODS = {
   'tis': Row(
     dict(importance_correction=dict(fn='token_truncate', high=1.1)),
     ppo(rho=lambda d: np.minimum(rho(d), 1.1)),
+  ),
+  'sol_rl': Row(
+    dict(importance_correction=dict(fn='token_truncate', high=1.1), aggregation='token_mean'),
+    ppo(agg=tok, rho=lambda d: np.minimum(rho(d), 1.1)),
   ),
   'tis_sequence': Row(
     dict(importance_correction=dict(fn='sequence_truncate', high=1.1)),

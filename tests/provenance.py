@@ -32,7 +32,7 @@ LEVELS = {
   ),
   'reconstruction': (
     *('bepa', 'cross_tokenizer', 'dereason', 'duet', 'fimi_rm', 'guide', 'hidden_state', 'minpro', 'openrs'),
-    *('otr', 'prefix_rl', 'remix', 'rorecomp', 'scope', 'seele', 'siri', 'stepwiser'),
+    *('otr', 'prefix_rl', 'remix', 'rorecomp', 'scope', 'seele', 'siri', 'sol_rl', 'stepwiser', 'tree_opo'),
   ),
 }  # fmt: skip
 

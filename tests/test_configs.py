@@ -39,6 +39,7 @@ WITNESS = dict(
   areal=lambda row: row['generate/unfinished_groups'] > 0,
   echo=lambda row: row['generate/tree_forks'] > 0,
   latr=lambda row: row['generate/tree_forks'] > 0,
+  branch_grpo=lambda row: row['generate/tree_forks'] > 0,
   spec_rl=lambda row: row['generate/draft_tokens_kept'] > 0,
   aurora=lambda row: row['draft_head/kl'] > 0,
   lenvm=lambda row: row['length_head/error_tokens'] > row['length_head/constant_error_tokens'] > 0,
@@ -46,6 +47,7 @@ WITNESS = dict(
   swarm=lambda row: row['replay/rows'] > 0,
   dots_replay=lambda row: row['replay/rows'] > 0,
   shuffle_r1=lambda row: row['replay/rows'] > 0,
+  sol_rl=lambda row: row['replay/rows'] == P * 2,
   remix=lambda row: row['replay/rows'] > 0,
   spear=lambda row: row['replay/rows'] > 0,
   rorecomp=lambda row: row['replay/rows'] > 0 and row['replay/priority_rows'] > 0,
@@ -220,6 +222,8 @@ def shrink_data(c) -> None:
     c.data.size = 3 * P
   if c.replay.reuse.fn in ('mixed_groups', 'self_imitation', 'recomposed'):
     c.data.size = 3 * P  # a prompt of a step is not replayed in it
+  if c.replay.reuse.fn == 'extremes':
+    c.replay.reuse.update(best=1, worst=1)
   if c.replay.reuse.fn == 'self_imitation':
     c.replay.reuse.fill = 0.0  # the second step replays
 

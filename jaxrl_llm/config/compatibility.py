@@ -83,7 +83,7 @@ _TURNS = 'a row holds several turns, and this assumes a single completion'
 OF_A_GROUP = (
   *('group_normalized', 'group_centered', 'group_whitened', 'leave_one_out', 'batch_normalized'),
   *('mean_relative', 'median_centered', 'shifted', 'log_mean_exp', 'length_weighted', 'adora'),
-  *('least_variance', 'equal_treatment', 'hardness_weighted', 'decoupled', 'nudged'),
+  *('least_variance', 'equal_treatment', 'hardness_weighted', 'decoupled', 'nudged', 'staged'),
   *('pass_at_k', 'best_margin', 'rescaled', 'greedy_baseline', 'exp_weighted', 'balanced'),
 )
 

@@ -43,8 +43,8 @@ ROWS = (
   ),
   Row(
     Condition('objective.advantage', 'needs', 'contexts', "that needs contexts (such as 'nudged')"),
-    Condition('curriculum.hint', 'not in', ('contexts',)),
-    'the advantage compares the strategies of prompts',
+    Condition('curriculum.hint', 'not in', ('contexts', 'stages')),
+    'the advantage compares the strategies or stages of prompts',
     'set --config.curriculum.hint.fn=contexts with its texts',
   ),
 )

@@ -98,7 +98,9 @@ class RolloutConfig(Section):
   ngram: NgramConfig = NgramConfig()
   # drafts tokens from the policy's hidden states, and learns from the rollouts; they change no token: eagle
   draft_head: Stage = stage('none')
-  tree: Stage = stage('none')  # rollouts of a group branch from one another: latr, echo
+  tree: Stage = stage(
+    'none'
+  )  # rollouts of a group branch from one another: latr, echo, branch_grpo
   # all devices run equally many decode iterations; False: each ends by itself
   lockstep: bool = True
   max_age: int = 4  # steps over which an unfinished rollout may be continued
@@ -219,9 +221,9 @@ class CurriculumConfig(Section):
   domain_mix: Stage = stage('none')  # shares of the slots by source: mix(targets)
   # labels that the majority of a group contradicts: majority_refined replaces them and lists suspects
   labels: Stage = stage('none')
-  # hints from a known answer: prefix, item_response, by_difficulty (in the completion); guide, exemplars, contexts,
-  # self_rolled (in the prompt; the last with replay.reuse=cached); rewritten: questions that the policy writes from
-  # hard and medium ones; corrected: a wrong rollout is completed anew from its first wrong step
+  # hints from a known answer: prefix, item_response, by_difficulty, stages (in the completion); guide, exemplars,
+  # contexts, self_rolled (in the prompt; the last with replay.reuse=cached); rewritten: questions that the policy writes
+  # from hard and medium ones; corrected: a wrong rollout is completed anew from its first wrong step
   hint: Stage = stage('none')
   # count | ignore: truncated wrong rollouts count as wrong, or not at all
   truncated: str = 'count'
@@ -237,8 +239,9 @@ class ReplayConfig(Section):
   # all-wrong group; mixed_groups(share): groups of recent steps in slots of their own, beside those of the sampled
   # prompts; self_imitation(share, weight): good rollouts of recent steps, in a loss term of their own;
   # recomposed(kept): short right and long wrong rollouts, and the others later; contrast_pairs(share, draws): pairs of
-  # a group's best and worst rollouts, resampled by their difference; shared(folder, share): groups of other runs that
-  # write to the same folder, tokenized and graded anew
+  # a group's best and worst rollouts, resampled by their difference; extremes(best, worst): the best and the worst
+  # rollouts of each slot alone; shared(folder, share): groups of other runs that write to the same folder, tokenized
+  # and graded anew
   reuse: Stage = stage('none')
 
 

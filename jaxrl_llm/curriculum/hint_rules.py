@@ -7,7 +7,8 @@ the plain prompt. Hinted rollouts do not update the difficulty posterior. Every 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +50,7 @@ class Rule(NamedTuple):
   noise: float = 0.0  # standard deviation of noise on shares above 0
   rewriting: Rewriting | None = None  # the policy writes another question; None: no
   correction: Correction | None = None  # a wrong completion is completed anew; None: no
+  by_slot: tuple[float, ...] = ()  # shares of the answer, one for each slot of a prompt
 
 
 class HintScheduler:
@@ -241,6 +243,22 @@ def contexts(*, texts: tuple[str, ...], drop: float = 0.5) -> Rule:
       f'config.curriculum.hint.texts={texts!r} must be strategies, each a text; two are a good start.'
     )
   return Rule(CONTEXT, lambda visits: 0.0, texts=strategies, drop=drop)
+
+
+def stages(*, shares: Sequence[float] = (0.0, 0.25, 0.5, 0.75)) -> Rule:
+  """Slot i of a prompt begins with `shares[i mod n]` of a known answer, its stage; without one it is plain.
+
+  `advantage.fn=staged` compares the stages; `config.curriculum.slots_per_prompt` sets the number of slots. The paper
+  has prefixes of a stronger model's tree search, here they are those of the run's right completions, or of the answer
+  in the data: one path of a tree. arXiv:2509.09284 (Tree-OPO; shares are ours).
+  """
+  where, known = 'config.curriculum.hint.shares', 'begin with 0 and rise, below 1'
+  if not isinstance(shares, Sequence) or isinstance(shares, str):
+    raise UserError(f'{where}={shares!r} must be a list of numbers that {known}.')
+  rises = all(a < b for a, b in itertools.pairwise([*shares, 1]))
+  if len(shares) < 2 or shares[0] != 0 or not rises:
+    raise UserError(f'{where}={list(shares)} must {known}, with at least two numbers.')
+  return Rule(PREFIX, lambda visits: 0.0, by_slot=tuple(shares))
 
 
 def rewritten(

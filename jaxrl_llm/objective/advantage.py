@@ -3,8 +3,8 @@
 `length_PxG` is the length of a rollout in tokens, 0 for an empty row. Empty rows get 0 and are excluded from all
 statistics. Further inputs are parameters by name. @needs('norms'): `leverage_PxG` = log(w·n), w = π/π_b of the whole
 row, n the norm of the gradient of its log-probability. @needs('contexts'): `context_PxG`, the strategy in a row's
-prompt, −1 for none. @needs('parts'): `parts_PxGxK`, the rewards whose sum is R, and their weights `weight_K`. Every
-public function may be named in `config.objective.advantage.fn`.
+prompt, −1 for none, or its stage. @needs('parts'): `parts_PxGxK`, the rewards whose sum is R, and their weights
+`weight_K`. Every public function may be named in `config.objective.advantage.fn`.
 """
 
 from __future__ import annotations
@@ -359,6 +359,39 @@ def nudged(
   apart = (reward - own) + between * (own - mean)
   centered = jnp.where(context_PxG >= 0, apart, reward - mean)
   return group_normalized(centered, length_PxG, eps=eps)
+
+
+@needs('contexts')
+def staged(
+  reward_PxG: jax.Array,
+  length_PxG: jax.Array,
+  context_PxG: jax.Array,
+  *,
+  value: str = 'mean',
+  alpha: float = 1.0,
+) -> jax.Array:
+  """A = a − mean_g(a), a = R − alpha·V, V of a row's stage from the group's rows that begin with its prefix.
+
+  These are the rows of its stage and of later ones, whose prefixes extend its own. V is their mean reward, or their
+  largest (`most`: any success) or smallest (`least`: no failure). Raises UserError for another `value`. The paper's
+  projection onto orders of advantages is left out. `alpha` is ours.
+  arXiv:2509.09284 (Tree-OPO, reconstructed from summaries: expectation, optimistic, pessimistic).
+  """
+  if value not in ('mean', 'most', 'least'):
+    raise UserError(
+      f'config.objective.advantage.value={value!r} is unknown; choose one of: mean, most, least.'
+    )
+  exists = _exists(length_PxG)
+  reward = jnp.where(exists > 0, reward_PxG, 0.0)
+  begins = (context_PxG[:, None] >= context_PxG[:, :, None]) & (exists[:, None] > 0)
+  if value == 'mean':
+    V = (begins * reward[:, None]).sum(2) / jnp.maximum(begins.sum(2), 1)
+  elif value == 'most':
+    V = jnp.where(begins, reward[:, None], -jnp.inf).max(2)
+  else:
+    V = jnp.where(begins, reward[:, None], jnp.inf).min(2)
+  apart = jnp.where(exists > 0, reward - alpha * V, 0.0)
+  return group_centered(apart, length_PxG)
 
 
 def _rate(reward_PxG: jax.Array, length_PxG: jax.Array) -> jax.Array:

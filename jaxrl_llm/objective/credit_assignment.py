@@ -243,6 +243,40 @@ def turn_reward_whitened(inputs: CreditInputs, *, eps: float = 1e-8) -> tuple[ja
   return off_BxT / jnp.sqrt(jnp.maximum((off_BxT**2).sum() / n, eps)), None
 
 
+@requires('it compares the mean rewards of nodes, not R', advantage=('raw',))
+def by_depth(
+  inputs: CreditInputs, *, eps: float = 1e-8, least: float = 1e-6
+) -> tuple[jax.Array, None]:
+  """A_t = (R_n − mean) / (std + eps) / |n|, n the node of token t: the rows of the group with equal tokens up to t.
+
+  R_n is the mean of R over the |n| rows of the node; mean and unbiased std are over the nodes of the group at t, of
+  rows that have a token t. A node alone at its depth gets 0, and so do all where std is below `least`. Each of a
+  node's rows has 1/|n| of its gradient, as a node counts once in the official code; the denominators of the loss count
+  the tokens of all rows. Where no rows share tokens it is GRPO. Left out of that code: rewards weighted by probability,
+  pruned depths and widths; its clip at 5 binds from 27 nodes on. Rows of equal length there, and branches that draw
+  the same token are one node here. arXiv:2509.06040 (BranchGRPO).
+  """
+  tokens_BxT = jnp.asarray(present(inputs.tokens_BxT))
+  R_B = inputs.advantage_Bx1[:, 0]
+  group_BxB = inputs.group_B[:, None] == inputs.group_B[None]
+
+  def total(x_B: jax.Array, among_BxB: jax.Array) -> jax.Array:
+    return jnp.where(among_BxB, x_B[None], 0).sum(1)
+
+  def next_token(same_BxB: jax.Array, column: Columns) -> tuple[jax.Array, jax.Array]:
+    token_B, mask_B = column
+    same_BxB &= token_B[:, None] == token_B[None]
+    n_B = jnp.maximum(total(mask_B, same_BxB), 1)
+    node_B, R_n_B = mask_B / n_B, total(mask_B * R_B, same_BxB) / n_B  # each node counts 1 in all
+    nodes_B = total(node_B, group_BxB)
+    off_B = R_n_B - total(node_B * R_n_B, group_BxB) / jnp.maximum(nodes_B, 1)
+    std_B = jnp.sqrt(total(node_B * off_B**2, group_BxB) / jnp.maximum(nodes_B - 1, 1))
+    return same_BxB, jnp.where(std_B >= least, off_B / (std_B + eps) * node_B, 0.0)
+
+  _, advantage_TxB = jax.lax.scan(next_token, group_BxB, (tokens_BxT.T, inputs.mask_BxT.T))
+  return advantage_TxB.T, None
+
+
 def _ahead(x_BxT: jax.Array, mask_BxT: jax.Array) -> jax.Array:
   """Σ_{j≥t} x_j of each token's row."""
   return row_sum(x_BxT, mask_BxT) - jnp.cumsum(x_BxT, axis=1) + x_BxT

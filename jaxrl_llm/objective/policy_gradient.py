@@ -154,7 +154,13 @@ def targets(
   weight_BxT, kl_weight_BxT = _denominators(method, batch, mask_BxT, group_B, groups)
   advantage_BxT, return_BxT = groups.scatter(advantage_PxG)[:, None], None
   if stages.credit_assignment is not None:
-    inputs = CreditInputs(advantage_BxT, sampled_BxT, group_B, penalty_BxT=penalty_BxT)
+    inputs = CreditInputs(
+      advantage_BxT,
+      sampled_BxT,
+      group_B,
+      penalty_BxT=penalty_BxT,
+      tokens_BxT=batch.rollout.tokens_BxT,
+    )
     inputs = _with_turns_and_signal(inputs, method, turns, signal_BxT)
     advantage_BxT, return_BxT = stages.credit_assignment(inputs)
   target = Targets(

@@ -65,6 +65,7 @@ class CreditInputs(NamedTuple):
   turn_reward_BxT: jax.Array | None = None  # environment reward, at the last token of a turn
   state_BxT: jax.Array | None = None  # int32, identifies the observation before the turn
   penalty_BxT: jax.Array | None = None  # to subtract from the reward of a token; None: no penalty
+  tokens_BxT: Array | None = None  # int32, environment tokens included
 
 
 def sampled_mask(rollout: Rollout) -> jax.Array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from jaxrl_llm.replay.contrast_pairs import ContrastPairs
+from jaxrl_llm.replay.extremes import Extremes
 from jaxrl_llm.replay.recomposition import Recomposition, Schedule
 from jaxrl_llm.replay.rollout_buffer import RolloutBuffer, RolloutReplay
 from jaxrl_llm.replay.self_imitation import Imitation, SelfImitation
@@ -23,6 +24,7 @@ Store = (
   | TrajectoryCache
   | RolloutReplay
   | ContrastPairs
+  | Extremes
   | SelfImitation
   | Recomposition
   | SharedRollouts
@@ -170,6 +172,16 @@ def contrast_pairs(*, share: float = 0.5, draws: int = 8) -> ContrastPairs:
       f'config.replay.reuse.draws={draws} must be a whole number from 1 up; the paper draws 8 sub-batches.'
     )
   return ContrastPairs(share, draws)
+
+
+def extremes(*, best: int = 12, worst: int = 12) -> Extremes:
+  """The `best` rows of the highest rewards and the `worst` of the lowest of each slot; advantages are among them.
+
+  Of equal rewards the first rows are the better ones. A slot of no more rows is learned whole.
+  arXiv:2604.06916 (Sol-RL; 12 and 12 of 96).
+  """
+  _check_counts(best=best, worst=worst)
+  return Extremes(best, worst)
 
 
 def _check_share(share: float) -> None:

@@ -66,12 +66,12 @@ def generate(
   tokens. Then each row samples with its own noise. Rows still idle start at the prompt, with the tokens that
   `ring_decode.generate` samples for them.
 
-  The tokens of the tree phase are chosen by a rule and are no sample of the policy. Recorded is the policy's own
-  log-probability of them, temperature included, so an objective's ratio starts at 1. Nothing corrects for the choice,
-  as in the official code: learn from it as from off-policy data.
+  Where `rules.is_sampled`, every row alone is a sample of the policy. Else the tokens of the tree phase are chosen by
+  a rule and are none. Recorded is the policy's own log-probability of them, temperature included, so an objective's
+  ratio starts at 1. Nothing corrects for the choice, as in the official code: learn from it as from off-policy data.
 
   Rules read logits at temperature 1. Rows that share a prefix have the same tokens, log-probabilities and versions
-  there. arXiv:2510.24302 (LATR), arXiv:2602.02150 (ECHO).
+  there. arXiv:2510.24302 (LATR), arXiv:2602.02150 (ECHO), arXiv:2509.06040 (BranchGRPO).
   """
   G = settings.rollouts
   # Trees start at their prompts and have no carried cache.
@@ -152,11 +152,16 @@ def _advance(
   fork = rules.branch(statistics, logits_BxV, sampled_B, index_B)
   source_B, choice_B = _assign_forks(fork.wanted_BxK & growing_B[:, None], _used(state), G)
   child_B = source_B != rows_B
-  ruled_B = jnp.where(child_B, fork.more_BxK[source_B, choice_B], fork.own_B)
-  by_rule_B = growing_B | child_B
-  token_B = jnp.where(by_rule_B, ruled_B, sampled_B)
-  ruled_logp_B = _log_prob(logits_BxV, source_B, token_B, fixed.settings.temperature)
-  logp_B = jnp.where(by_rule_B, ruled_logp_B, logp_B)
+  if rules.is_sampled:
+    drawn_B, drawn_logp_B = _draw(fixed, logits_BxV, index_B, source_B)
+    token_B = jnp.where(child_B, drawn_B, sampled_B)
+    logp_B = jnp.where(child_B, drawn_logp_B, logp_B)
+  else:
+    ruled_B = jnp.where(child_B, fork.more_BxK[source_B, choice_B], fork.own_B)
+    by_rule_B = growing_B | child_B
+    token_B = jnp.where(by_rule_B, ruled_B, sampled_B)
+    ruled_logp_B = _log_prob(logits_BxV, source_B, token_B, fixed.settings.temperature)
+    logp_B = jnp.where(by_rule_B, ruled_logp_B, logp_B)
 
   state = state._replace(loop=state.loop._replace(index_S=index_B), statistics=statistics)
   copy = lambda s: _copy_rows(s, source_B, child_B)  # noqa: E731
@@ -184,6 +189,17 @@ def _assign_forks(wanted_BxK: jax.Array, used_B: jax.Array, G: int) -> tuple[jax
   row_PxG = jnp.arange(B).reshape(B // G, G)
   source_PxG = jnp.where(served_PxG, row_PxG[:, :1] + request_PxG % G, row_PxG)
   return source_PxG.reshape(B).astype(jnp.int32), (request_PxG // G).reshape(B)
+
+
+def _draw(
+  fixed: LoopConstants, logits_BxV: jax.Array, index_B: jax.Array, source_B: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """The next token of row `source`, number `index[source]`, with the row's own noise, and its log-prob: both [B]."""
+  uniform_B = sampling.uniforms(fixed.keys_B, index_B[source_B])
+  settings = fixed.settings
+  return sampling.sample(
+    logits_BxV[source_B], uniform_B, settings.temperature, settings.token_filter
+  )
 
 
 def _log_prob(

@@ -47,6 +47,8 @@ class TreeRules(NamedTuple):
   pending: Callable[[BranchState], jax.Array]  # children that may still be dropped
   limit: int  # tokens after which a group only samples
   share: Callable[[jax.Array], jax.Array]  # step → share η of the groups that grow as trees
+  # rows sample, and a child draws the token of its fork with its own noise; `own` and `more` of a fork are not read
+  is_sampled: bool = False
 
 
 def none() -> None:
@@ -111,6 +113,39 @@ def latr(
     pending=pending,
     limit=limit,
     share=_step_function(starts, shares),
+  )
+
+
+def branch_grpo(*, splits: Sequence[int] = (0, 3, 6, 9)) -> TreeRules:
+  """Every running row forks in two before its tokens number `splits`, from 0, while its group has idle rows.
+
+  A child draws its token with its own noise, and may draw its parent's. So each row alone is a sample of the policy,
+  and 2^k rows of a group share what was drawn before the last k splits. After the last split, rows that are still idle
+  start at the prompt. The official code splits the denoising of images, at steps 0, 3, 6 and 9 of 20, into 16 rows.
+  arXiv:2509.06040 (BranchGRPO).
+  """
+  where = 'config.rollout.tree.splits'
+  if not isinstance(splits, Sequence) or isinstance(splits, str):
+    raise UserError(f'{where}={splits!r} must be a list of numbers, such as [0, {splits}].')
+  if not splits or min(splits) < 0 or list(splits) != sorted(set(splits)):
+    raise UserError(f'{where}={list(splits)} must rise, with at least one number, from 0 up.')
+
+  def branch(_: Any, logits_BxV: jax.Array, sampled_B: jax.Array, index_B: jax.Array) -> Fork:
+    del logits_BxV
+    wanted_B = (index_B[:, None] == jnp.asarray(splits)[None]).any(1)
+    return Fork(sampled_B, sampled_B[:, None], wanted_B[:, None])
+
+  never = lambda branches: jnp.zeros(len(branches.parent_B), bool)  # noqa: E731
+  return TreeRules(
+    start=lambda rows: (),
+    observe=lambda statistics, logits_BxV, age_B: statistics,
+    branch=branch,
+    due=never,
+    drop=lambda branches, _: never(branches),
+    pending=never,
+    limit=max(splits) + 1,
+    share=_step_function((0,), (1.0,)),
+    is_sampled=True,
   )
 
 

@@ -36,8 +36,8 @@ class HintProvider:
 
     A prompt stays plain without a known answer, and where the hint does not fit config.prompt_tokens.
     """
-    if self.rule.texts:
-      return self._add_strategies(prompts, step)
+    if self.rule.texts or self.rule.by_slot:
+      return self._add_by_slot(prompts, step)
     index_P = np.asarray(prompts.index_P)
     share_P = self.hints.choose(index_P, step)
     tokens, hint_P = [], np.zeros(len(index_P), np.float32)
@@ -50,24 +50,41 @@ class HintProvider:
     tokens_PxL, length_P = data.pad_rows(tokens, self.table.prompt_tokens)
     return prompts._replace(tokens_PxL=tokens_PxL, length_P=length_P, hint_P=hint_P)
 
-  def _add_strategies(self, prompts: Prompts, step: int) -> Prompts:
-    """Adds a strategy to each slot of a prompt, drawn by (seed, step, prompt, slot), where it fits."""
+  def _add_by_slot(self, prompts: Prompts, step: int) -> Prompts:
+    """Adds to each slot of a prompt its strategy or its stage, where it fits."""
     index_P = np.asarray(prompts.index_P)
     part_P = np.zeros_like(index_P) if prompts.part_P is None else prompts.part_P
-    tokens, context_P = [], np.full(len(index_P), -1, np.int32)
+    tokens, context_P, hint_P = [], np.zeros(len(index_P), np.int32), np.zeros(len(index_P))
+    add = self._with_strategy if self.rule.texts else self._with_stage
     for p, (index, part) in enumerate(zip(index_P.tolist(), part_P.tolist(), strict=True)):
-      random = np.random.default_rng((self.hints.seed, 6, step, index, part))
-      token_ids, number = self.table.tokens[index], part % len(self.rule.texts)
-      if random.random() >= self.rule.drop:
-        hinted = self._encode(index, _STRATEGY, text=self.rule.texts[number])
-        if len(hinted) <= self.table.prompt_tokens:
-          token_ids, context_P[p] = hinted, number
+      token_ids, hint_P[p], context_P[p] = add(index, part, step)
       tokens.append(token_ids)
     tokens_PxL, length_P = data.pad_rows(tokens, self.table.prompt_tokens)
-    hint_P = (context_P >= 0).astype(np.float32)
     return prompts._replace(
-      tokens_PxL=tokens_PxL, length_P=length_P, context_P=context_P, hint_P=hint_P
+      tokens_PxL=tokens_PxL,
+      length_P=length_P,
+      context_P=context_P,
+      hint_P=hint_P.astype(np.float32),
     )
+
+  def _with_strategy(self, index: int, part: int, step: int) -> tuple[np.ndarray, float, int]:
+    """(token ids, 1.0, number of the strategy), drawn by (seed, step, prompt, slot); (plain, 0.0, −1) without one."""
+    random = np.random.default_rng((self.hints.seed, 6, step, index, part))
+    number = part % len(self.rule.texts)
+    if random.random() >= self.rule.drop:
+      hinted = self._encode(index, _STRATEGY, text=self.rule.texts[number])
+      if len(hinted) <= self.table.prompt_tokens:
+        return hinted, 1.0, number
+    return self.table.tokens[index], 0.0, -1
+
+  def _with_stage(self, index: int, part: int, step: int) -> tuple[np.ndarray, float, int]:
+    """(token ids, share of the answer, number of the stage); (plain, 0.0, 0) without an answer or room."""
+    number = part % len(self.rule.by_slot)
+    share = self.rule.by_slot[number]
+    hinted = self._hinted_tokens(index, share, step) if share else None
+    if hinted is not None and len(hinted) <= self.table.prompt_tokens:
+      return hinted, share, number
+    return self.table.tokens[index], 0.0, 0
 
   def posterior(self, step: int) -> curriculum.HintedPosteriors:
     """Success rates of the prompts that get a hint in this step: Beta(1, 1) and their last hinted visit."""

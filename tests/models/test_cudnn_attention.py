@@ -12,19 +12,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scored_rows import VOCAB, G, L, P, T, batch, packed_rows, whole_rows
 
 from jaxrl_llm.commands import sharding_report
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner import empty_records, microbatch
 from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import attention, cudnn_attention, decoder
-from jaxrl_llm.types import Batch, ModelConfig, Prompts, UserError
+from jaxrl_llm.types import ModelConfig, UserError
 
 ON_GPU = jax.default_backend() == 'gpu'
 DTYPE = 'bfloat16' if ON_GPU else 'float32'
 MODEL = ModelConfig(
-  vocab=40, width=32, layers=2, heads=4, kv_heads=2, head_dim=16, mlp=48, max_tokens=64, qk_norm='head'
+  vocab=VOCAB, width=32, layers=2, heads=4, kv_heads=2, head_dim=16, mlp=48, max_tokens=64, qk_norm='head'
 )  # fmt: skip
 WINDOW = dict(window=4, sliding_rope_theta=100.0)
 MODELS = dict(
@@ -35,7 +35,6 @@ MODELS = dict(
   ),
   chunked=dataclasses.replace(MODEL, **WINDOW, sliding=(True, False), chunked=True),
 )
-P, G, L, T = 4, 2, 7, 9
 
 
 def error(x, reference):
@@ -88,72 +87,29 @@ def spec(attend, model=MODEL, **mesh):
   return make_spec(c, model, (3,), sharding.make_mesh(c.mesh, devices))
 
 
-def batch():
-  """Rows of many lengths, some of which share a bin."""
-  r = np.random.default_rng(1)
-  length_P, length_B = np.array([4, 7, 1, 6]), np.array([9, 2, 5, 9, 1, 3, 7, 4])
-  index_P = np.arange(P, dtype=np.int32)
-  prompts = Prompts(
-    r.integers(0, 40, (P, L)).astype(np.int32), length_P.astype(np.int32), index_P, index_P * 0,
-    np.zeros(P, np.float32),
-  )  # fmt: skip
-  B = P * G
-  rollout = empty_records.empty_rollout(spec('xla'))._replace(
-    tokens_BxT=r.integers(0, 40, (B, T)).astype(np.int32), length_B=length_B.astype(np.int32)
-  )
-  reward_B = np.arange(B, dtype=np.float32)
-  return Batch(prompts, rollout, reward_B, reward_B)
-
-
-def slopes(p, params, batch, is_packed):
-  """Log-probs [B, T] of all tokens, 0 behind a row's end, and the gradient of their sum."""
-  real_BxT = jnp.arange(T)[None] < batch.rollout.length_B[:, None]
-  if not is_packed:
-
-    def loss(params):
-      logp_BxT = microbatch.log_probs(p, params, batch.prompts, batch.rollout.tokens_BxT)[0]
-      logp_BxT = jnp.where(real_BxT, logp_BxT, 0.0)
-      return logp_BxT.sum(), logp_BxT
-
-    return jax.grad(loss, has_aux=True)(params)
-  packed = microbatch.pack(p, batch)
-
-  def add(total, one, _):
-    real_ZxU = jnp.arange(one.target_ZxU.shape[1])[None] < one.layout.used[:, None]
-    loss = lambda x: jnp.where(real_ZxU, microbatch.packed_log_probs(p, x, one)[0], 0.0).sum()  # noqa: E731
-    return jax.tree.map(jnp.add, total, jax.grad(loss)(params))
-
-  zeros = jax.tree.map(jnp.zeros_like, params)
-  slope = microbatch.accumulate(p, packed, (), add, zeros)
-  return slope, microbatch.all_log_probs(p, params, packed)[0]
-
-
-@pytest.mark.parametrize('is_packed', [False, True])
+@pytest.mark.parametrize('score', [whole_rows, packed_rows])
 @pytest.mark.parametrize(
   'model, mesh', [*((name, {}) for name in MODELS), ('full', dict(fsdp=2, tensor=2))], ids=str
 )
-def test_the_update_is_that_without_the_kernel(model, mesh, is_packed):
+def test_the_update_is_that_without_the_kernel(model, mesh, score):
   """Several bins a microbatch, and in a bin rows of a group that share their prompt."""
   if len(jax.devices()) < int(np.prod(list(mesh.values()), dtype=int)):
     pytest.skip('needs more devices')
   config = MODELS[model]
   params = decoder.init(config, 0)
 
-  def scored(attend, is_packed, dtype, **mesh):
+  def scored(score, attend, dtype, **mesh):
     p = spec(attend, config, **mesh)
     assert p.update.packing.shares_prompt
     size = p.update.packing._replace(bins=2, tokens=3 * L, predicted=2 * T, rows=3)
     p = p._replace(update=p.update._replace(remat=True, packing=size))
     p = p._replace(model=p.model._replace(dtype=dtype))
     placed = jax.device_put(params, sharding.layout(params, p.layout.mesh))
-    run = jax.jit(
-      lambda x, y: sharding.on_mesh(lambda *z: slopes(*z, is_packed=is_packed))(p, x, y)
-    )
-    return run(placed, batch())
+    return jax.jit(lambda x, y: sharding.on_mesh(score)(p, x, y))(placed, batch())
 
   with jax.default_matmul_precision('highest'):
-    expected = scored('xla', False, 'float32')
-    found = scored('cudnn', is_packed, DTYPE, **mesh)
+    expected = scored(whole_rows, 'xla', 'float32')
+    found = scored(score, 'cudnn', DTYPE, **mesh)
   bound = 5e-2 if ON_GPU else 2e-5
   for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
     assert error(b, a) < bound

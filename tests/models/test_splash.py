@@ -8,20 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scored_rows import VOCAB, G, L, P, T, batch, packed_rows, whole_rows
 
-from jaxrl_llm import data
 from jaxrl_llm.commands import sharding_report
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner import microbatch
 from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import attention, decoder, splash
-from jaxrl_llm.types import Batch, ModelConfig, Prompts, UserError
+from jaxrl_llm.types import ModelConfig, UserError
 
 MODEL = ModelConfig(
-  vocab=40, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=48, max_tokens=64, qk_norm='head'
+  vocab=VOCAB, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=48, max_tokens=64, qk_norm='head'
 )  # fmt: skip
-P, G, L, T = 4, 2, 7, 9
 
 
 def spec(attend, model=MODEL, platform=None, **mesh):
@@ -69,47 +67,6 @@ def test_attention_of_a_group_to_its_prompt_and_its_gradient(cap, window, has_si
     slope = jax.grad(lambda *x, f=f: jnp.sin(f(*x)).sum(), argnums=range(6))
     outs.append(jax.jit(lambda *x, f=f, slope=slope: (f(*x), slope(*x)))(*inputs))
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), *outs)
-
-
-def batch():
-  """Rows of many lengths: some share a bin with rows of their own and of other prompts."""
-  r = np.random.default_rng(1)
-  length_P, length_B = np.array([4, 7, 1, 6]), np.array([9, 2, 5, 9, 1, 3, 7, 4])
-  zeros_P = np.zeros(P, np.int32)
-  prompts = Prompts(
-    r.integers(0, 40, (P, L)).astype(np.int32), length_P.astype(np.int32),
-    zeros_P, zeros_P, zeros_P.astype('f4'),
-  )  # fmt: skip
-  tokens_BxT = r.integers(0, 40, (P * G, T)).astype(np.int32)
-  ones_B = np.ones(P * G, np.float32)
-  rollout = data.as_rollout(tokens_BxT, length_B.astype(np.int32))
-  return jax.tree.map(jnp.asarray, Batch(prompts, rollout, ones_B, ones_B))
-
-
-def whole_rows(p, params, batch):
-  """The gradient of the sum of all log-probabilities, and these with the entropies; no row is packed."""
-  real = jnp.arange(T)[None] < batch.rollout.length_B[:, None]
-
-  def loss(params):
-    outputs = microbatch.log_probs(p, params, batch.prompts, batch.rollout.tokens_BxT)
-    outputs = [jnp.where(real, x, 0.0) for x in outputs]
-    return outputs[0].sum(), outputs
-
-  return jax.grad(loss, has_aux=True)(params)
-
-
-def packed_rows(p, params, batch):
-  """As `whole_rows`, by microbatch."""
-  packed = microbatch.pack(p, batch)
-
-  def add(total, one, _):
-    real_ZxU = jnp.arange(one.target_ZxU.shape[1])[None] < one.layout.used[:, None]
-    loss = lambda x: jnp.where(real_ZxU, microbatch.packed_log_probs(p, x, one)[0], 0.0).sum()  # noqa: E731
-    return jax.tree.map(jnp.add, total, jax.grad(loss)(params))
-
-  zeros = jax.tree.map(jnp.zeros_like, params)
-  slope = microbatch.accumulate(p, packed, (), add, zeros)
-  return slope, list(microbatch.all_log_probs(p, params, packed))
 
 
 WINDOW = dict(window=4, sliding_rope_theta=100.0)

@@ -23,6 +23,8 @@ from objective_table import (
 )
 
 from jaxrl_llm import objective
+from jaxrl_llm.objective import advantage
+from jaxrl_llm.types import UserError
 
 HALF = G // 2
 # Slots in any order; the last two are empty, and name no prompt.
@@ -118,3 +120,35 @@ def test_two_strategies_for_a_prompt_are_compared_with_each_other_and_within():
         raw[at] = reward[at] - reward[at].mean() + between * (reward[at].mean() - reward.mean())
       want = (raw - raw.mean()) / raw.std(ddof=1)
       np.testing.assert_allclose(got[rows], want, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+  'value, alpha', [('mean', 1.0), ('mean', 0.5), ('most', 1.0), ('least', 1.0)]
+)
+def test_a_stage_is_compared_with_the_rows_that_begin_with_its_prefix(value, alpha):
+  """Tree-OPO: two slots of a prompt are of one stage, or the second begins where the first may lead."""
+  d = data(3)
+  split = moved(d)
+  split.context = np.concatenate(
+    [np.repeat(np.where(ORDER == 5, 0, ORDER % 2), HALF), np.zeros(BLANK * HALF, int)]
+  )
+  method = objective.method(settings(advantage=dict(fn='staged', value=value, alpha=alpha)))
+  target = objective.targets(method, in_slots(split), HALF, parts=2)
+  got, stage = np.zeros(B), np.zeros(B, int)
+  got[ROWS], stage[ROWS] = (
+    np.asarray(target.advantage_BxT)[: len(ROWS), 0],
+    split.context[: len(ROWS)],
+  )
+  of = dict(mean=np.mean, most=np.max, least=np.min)[value]
+  for p in range(P):
+    rows = np.arange(p * G, (p + 1) * G)
+    apart = [d.reward[b] - alpha * of(d.reward[rows][stage[rows] >= stage[b]]) for b in rows]
+    np.testing.assert_allclose(got[rows], apart - np.mean(apart), atol=1e-12)
+  assert {*stage} == {0, 1}
+
+
+def test_a_wrong_value_of_stages_is_refused():
+  with pytest.raises(
+    UserError, match="advantage.value='max' is unknown; choose one of: mean, most, least"
+  ):
+    advantage.staged(np.ones((1, 2)), np.ones((1, 2)), np.ones((1, 2)), value='max')

@@ -147,7 +147,7 @@ ARRAYS = (
   'process',
   'deviation',
 )
-TOKENS = (*ARRAYS, 'mask', 'age', 'moved')
+TOKENS = (*ARRAYS, 'mask', 'age', 'moved', 'tokens')
 
 
 @pytest.mark.parametrize('name', METHODS)

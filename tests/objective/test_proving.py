@@ -147,6 +147,7 @@ DEFAULTS = {
     hardness_weighted=[8.0],
     decoupled=[1e-4],
     nudged=[1.1, 1e-6],
+    staged=['mean', 1.0],
     pass_at_k=[4, 0.5, 1e-6],
     best_margin=[1e-6],
     rescaled=[1.0],
@@ -160,6 +161,7 @@ DEFAULTS = {
     turn_grouped=[0.0, 1e-6],
     turn_whitened=[3.0, 1e-6],
     turn_reward_whitened=[1e-8],
+    by_depth=[1e-8, 1e-6],
     return_whitened=[1.0],
   ),
   'auxiliary_model': dict(

@@ -185,6 +185,23 @@ def test_prompts_are_worth_what_they_are_with_their_hints():
   assert [x.tolist() for x in got] == [[0, 1], [2, 1], [2, 3]]
 
 
+def test_each_slot_of_a_prompt_begins_with_its_share_of_the_answer():
+  rows = [('2+2', 'abcd'), ('3+3', '')]
+  own = make(hint_rules.stages(shares=(0.0, 0.25, 0.75)), *rows)
+  slots = own.table.prompts([0, 0, 0, 1, 1, 1])._replace(part_P=np.array([0, 1, 2] * 2, np.int32))
+  got = own.add_hints(slots, 0)
+  assert [text(got, p) for p in range(6)] == ['2+2', '2+2a', '2+2abc', '3+3', '3+3', '3+3']
+  assert got.context_P.tolist() == [0, 1, 2, 0, 0, 0]
+  assert got.hint_P.tolist() == [0, 0.25, 0.75, 0, 0, 0]
+  # A completion behind a prefix is one with it: the answer of the second prompt is known from here on.
+  batch = answered(got, *['x'] * 6, *['wxyz'] * 6, right=[0] * 6 + [1] * 6)
+  own.update(batch, np.ones(6, bool))
+  again = own.add_hints(slots, 1)
+  assert [text(again, p) for p in range(3, 6)] == ['3+3', '3+3w', '3+3wxy']
+  narrow = make(hint_rules.stages(shares=(0.0, 0.25, 0.75)), *rows, prompt_tokens=4)
+  assert narrow.add_hints(slots, 0).context_P.tolist() == [0, 1, 0, 0, 0, 0]
+
+
 def test_each_slot_of_a_prompt_has_its_own_strategy_or_none():
   own = make(hint_rules.contexts(texts=('left', 'right'), drop=0.5), *PAIRS)
   plain = own.table.prompts([0, 0, 1, 1])._replace(part_P=np.array([0, 1, 0, 1], np.int32))

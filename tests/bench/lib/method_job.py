@@ -37,6 +37,7 @@ HINTED_TOKENS = 96  # of a prompt and its hint, in characters
 # Settings in tokens, scaled from the default job's cap of 16 to 7: answers have at most 6. A rule replaces a judge.
 SCALED = {
   'arrol': {'rollout.pruning.at_tokens': 3},
+  'branch_grpo': {'rollout.tree.splits': (0, 1, 2, 4)},
   'latr': {'rollout.tree.ages': (1, 2, 4)},
   'siri': {'rollout.length_schedule.low': 4},
   'scope': {

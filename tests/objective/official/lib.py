@@ -196,10 +196,12 @@ def batch(data: dict, needs_old: bool) -> Batch:
   """The data as a batch: sampled by `behavior` where a method scores the old policy, else by the old policy itself.
 
   Data with `turn`, of every token, has the reward `paid` at the last token of each; `context` is that of its prompts.
+  Tokens are 0 without `tokens`.
   """
   rows, columns = data['logp'].shape
+  tokens_BxT = np.asarray(data.get('tokens', np.zeros((rows, columns))), np.int32)
   rollout = Rollout(
-    np.zeros((rows, columns), np.int32),
+    tokens_BxT,
     data['behavior' if needs_old else 'old'],
     data['length'],
     np.ones(rows, np.int8),
