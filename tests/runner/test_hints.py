@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import data
+from jaxrl_llm.config import loading, schema
 from jaxrl_llm.curriculum import hint_rules
-from jaxrl_llm.runner import hints
-from jaxrl_llm.types import STOPPED, TRUNCATED, Batch, Rollout, Row
+from jaxrl_llm.runner import hints, setup
+from jaxrl_llm.types import STOPPED, TRUNCATED, Batch, Rollout, Row, UserError
 
 G, L, T = 2, 40, 4
 SETTINGS = types.SimpleNamespace(source='digits', system='', template='{question}', chat=False)
@@ -219,3 +220,22 @@ def test_each_slot_of_a_prompt_has_its_own_strategy_or_none():
   batch = answered(got, *['a'] * 8, right=[1] * 8)
   learned, _ = own.update(batch, np.ones(4, bool))
   np.testing.assert_array_equal(learned.prompts.tokens_PxL, got.tokens_PxL)
+
+
+@pytest.mark.parametrize(
+  'flags, message',
+  [
+    (
+      ('curriculum.hint.fn=self_rolled', 'replay.reuse.fn=cached'),
+      "hint.fn='self_rolled' learns from demonstrations and no row of the data has one; add a column",
+    ),
+    (
+      ('curriculum.hint.fn=corrected',),
+      "hint.part='steps' is no name in config.rewards.parts: none",
+    ),
+  ],
+)
+def test_hints_without_what_they_read_are_refused(flags, message):
+  config = schema.typed(loading.load('', [f'--config.{flag}' for flag in flags]))
+  with pytest.raises(UserError, match=message):
+    setup._hints(config, table(('2+2', '')), Letters())
