@@ -72,6 +72,8 @@ WITNESS = dict(
   dars_top_ups=lambda row: row['collect/lacking'] > 0,
   prefix_rl=lambda row: row['hint/groups'] > 0,
   guide=lambda row: row['hint/groups'] > 0,
+  bepa=lambda row: row['replay/rows'] > 0,
+  scope=lambda row: row['hint/groups'] > 0,
   seele=lambda row: row['hint/groups'] > 0,
   ad_hint=lambda row: row['hint/groups'] > 0,
   nudge_rl=lambda row: 0 < row['hint/groups'] < P,
@@ -91,17 +93,22 @@ WITNESS = dict(
   reinforce_pp_kl=lambda row: abs(row['critic/reward_kl']) > 1e-6,
 )
 # The rewards of the first group are equal: 1, so that an outlier may be cut, or 0, so that its demonstration counts.
-EQUAL_REWARD = dict(hpt=0.0, dars_top_ups=0.0, prefix_rl=0.0, guide=0.0, ad_hint=0.0, clpo=0.0)
+EQUAL_REWARD = dict.fromkeys(
+  ('hpt', 'dars_top_ups', 'prefix_rl', 'guide', 'ad_hint', 'clpo', 'bepa', 'scope'), 0.0
+)
+
+# The reward of the parts of a config, where it is that of all completions.
+PART = dict(scope=0.5)
 
 
 class Planted:
   """In place of the grading pool: every other completion is right; those of the first prompt have equal rewards.
 
-  Further rewards go to the first completion of each prompt.
+  Further rewards are `part` for all, or 1 for the first completion of each prompt alone.
   """
 
-  def __init__(self, equal_reward: float, parts: int):
-    self.equal_reward, self.parts = equal_reward, parts
+  def __init__(self, equal_reward: float, parts: int, part: float | None = None):
+    self.equal_reward, self.parts, self.part = equal_reward, parts, part
 
   def score(self, rows, texts):
     counts: dict[str, int] = {}
@@ -109,7 +116,7 @@ class Planted:
     for b, row in enumerate(rows):
       counts[row.id] = counts.get(row.id, -1) + 1
       parts_BxK[b, 0] = self.equal_reward if len(counts) == 1 else 1 - counts[row.id] % 2
-      parts_BxK[b, 1:] = counts[row.id] == 0
+      parts_BxK[b, 1:] = counts[row.id] == 0 if self.part is None else self.part
     failures = dict.fromkeys(('grade/timeouts', 'grade/crashes', 'grade/errors'), 0)
     return rewards.Scores(parts_BxK, np.zeros(len(texts), np.int8), failures, '')
 
@@ -278,7 +285,7 @@ def take_steps(name: str, c, context, count: int):
   """The states before and after `count` steps, and the metrics of each."""
   spec, models_ = context.spec, context.models
   graded = len([part for part in context.grading.rewards if part.grader is not None])
-  pool = Planted(EQUAL_REWARD.get(name, 1.0), graded)
+  pool = Planted(EQUAL_REWARD.get(name, 1.0), graded, PART.get(name))
   teacher = models_.teacher and models_.teacher.params
   state = train_state.init_state(spec, models_.policy.params, teacher)
   before, batch = jax.device_get(state), empty_records.empty_batch(spec)

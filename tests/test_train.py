@@ -98,6 +98,25 @@ HINTED = dict(
 )
 
 
+# Strings that are sometimes solved. Failures are seen with the answer, and successes are injected into later failures.
+INJECTED = HINTED | dict(
+  prompt_tokens=50,
+  curriculum=dict(hint=dict(fn='self_rolled')),
+  replay=dict(reuse=dict(fn='cached')),
+  sft=dict(steps=60, learning_rate=3e-3, prompts=16),
+  data=dict(
+    source='digits', size=6, chat=False, tasks=[dict(name='rev', min_length=3, max_length=4)]
+  ),
+)
+
+# The same strings. Failures wait for the next step, which goes on from their last right character.
+CORRECTED = INJECTED | dict(
+  curriculum=dict(hint=dict(fn='corrected', part='matching_start', guided=False)),
+  replay=dict(reuse=dict(fn='none')),
+  rewards=dict(parts=(dict(fn='matching_start', weight=0.0),)),
+)
+
+
 @pytest.fixture(scope='module')
 def uninterrupted(tmp_path_factory):
   folder = tmp_path_factory.mktemp('uninterrupted')
@@ -400,6 +419,23 @@ def test_hints_go_on_where_a_run_is_continued_and_replies_are_judged_with_them(t
     said = [json.loads(line) for line in file]
   # Judged and written with what they were given: right ones are the whole answer.
   assert all(row['output'].startswith(row['gts']) for row in said if row['score'])
+
+
+@pytest.mark.parametrize(
+  'changes, witness',
+  [(INJECTED, 'replay/rows'), (CORRECTED, 'hint/corrected')],
+  ids=['injected', 'corrected'],
+)
+def test_cached_and_corrected_completions_go_on_where_a_run_is_continued(
+  tmp_path, changes, witness
+):
+  config = tiny_job.config_file(tmp_path, **changes)
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'whole'))
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'run', '--config.steps=3'))
+  assert 'resuming at step 3' in tiny_job.finish(tiny_job.start(config, tmp_path / 'run'))
+  rows = tiny_job.rows(tmp_path / 'whole')
+  assert tiny_job.rows(tmp_path / 'run') == rows
+  assert max(row[witness] for row in rows[3:]) > 0
 
 
 def test_eight_devices_give_the_metrics_of_one(uninterrupted, tmp_path):

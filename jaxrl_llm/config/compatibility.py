@@ -15,6 +15,7 @@ from jaxrl_llm.config import (
   draft_heads,
   endpoint_settings,
   exact_agreement,
+  hinted_prompts,
   quantized_base,
   recurrent_models,
   replayed_groups,
@@ -74,9 +75,6 @@ _LORA = Condition('lora.rank')
 _REFRESHED = Condition('objective.reference', 'in', ('refreshed', 'reincarnated'))
 
 _OWN_LOOP = 'each is a decode loop of its own'
-_HINTED = (
-  'completions of a hinted prompt do not answer the plain prompt, and this treats both alike'
-)
 _PARTS_OF_A_GROUP = 'a prompt fills several slots, and this needs the whole group in one slot'
 _OF_TURNS = ('gigpo', 'turn_grouped', 'turn_whitened', 'turn_reward_whitened')
 _TURNS = 'a row holds several turns, and this assumes a single completion'
@@ -217,6 +215,12 @@ _WEIGHTS = (
     'this reads the first weights, and a refreshed reference model is not these',
     'set --config.objective.reference.fn=frozen, or leave the other at its default',
   ),
+  Row(
+    Condition('objective.kl_scale'),
+    Condition('objective.kl', 'in', ('none',)),
+    'it scales the KL term, and there is none',
+    'set --config.objective.kl.fn=k3',
+  ),
 )
 
 _GROUPS = (
@@ -276,38 +280,6 @@ _GROUPS = (
     Condition('curriculum.slots_per_prompt', 'below', 2),
     'with one slot per prompt there is nothing to allocate',
     'set --config.curriculum.slots_per_prompt to 2 or more, and --config.rollouts to that share of a group',
-  ),
-)
-
-_HINTS = (
-  *_rows(
-    (_HINT,),
-    (
-      _REUSE,
-      Condition('rewards.truncate'),
-      _DRAFT,
-      _DEMONSTRATIONS,
-      Condition('replay.collect', 'in', ('dars',)),
-    ),
-    _HINTED,
-  ),
-  Row(
-    Condition('curriculum.hint', 'in', ('guide', 'rewritten')),
-    _STOP,
-    'the update reads another prompt or none, so that an unfinished rollout cannot be continued',
-    _DEFAULT,
-  ),
-  Row(
-    Condition('objective.advantage', 'needs', 'contexts', "that needs contexts (such as 'nudged')"),
-    Condition('curriculum.hint', 'not in', ('contexts', 'stages')),
-    'the advantage compares the strategies or stages of prompts',
-    'set --config.curriculum.hint.fn=contexts with its texts',
-  ),
-  Row(
-    Condition('objective.kl_scale'),
-    Condition('objective.kl', 'in', ('none',)),
-    'it scales the KL term, and there is none',
-    'set --config.objective.kl.fn=k3',
   ),
 )
 
@@ -387,7 +359,7 @@ ROWS: tuple[Row, ...] = (
   *_LEARNER,
   *_WEIGHTS,
   *(*_GROUPS, *replayed_groups.ROWS, *teacher_settings.ROWS, *centered_scores.ROWS),
-  *_HINTS,
+  *hinted_prompts.ROWS,
   *_MULTI_TURN,
   *(*endpoint_settings.ROWS, *BATCHED_TURNS, *exact_agreement.ROWS),
 )

@@ -222,7 +222,8 @@ class CurriculumConfig(Section):
   # labels that the majority of a group contradicts: majority_refined replaces them and lists suspects
   labels: Stage = stage('none')
   # hints from a known answer: prefix, item_response, by_difficulty, stages (in the completion); guide, exemplars,
-  # contexts (in the prompt); rewritten: questions that the policy writes from hard and medium ones
+  # contexts, self_rolled (in the prompt; the last with replay.reuse=cached); rewritten: questions that the policy
+  # writes from hard and medium ones; corrected: a wrong rollout is completed anew from its first wrong step
   hint: Stage = stage('none')
   # count | ignore: truncated wrong rollouts count as wrong, or not at all
   truncated: str = 'count'
@@ -234,12 +235,13 @@ class ReplayConfig(Section):
 
   # which groups are learned from: mixed (dynamic sampling), dars (more rollouts of hard prompts)
   collect: Stage = stage('none')
-  # successes(count): right rollouts of earlier visits beside new ones; mixed_groups(share): groups of recent steps in
-  # slots of their own, beside those of the sampled prompts; self_imitation(share, weight): good rollouts of recent
-  # steps, in a loss term of their own; recomposed(kept): short right and long wrong rollouts, and the others later;
-  # contrast_pairs(share, draws): pairs of a group's best and worst rollouts, resampled by their difference;
-  # extremes(best, worst): the best and the worst rollouts of each slot alone;
-  # shared(folder, share): groups of other runs that write to the same folder, tokenized and graded anew
+  # successes(count): right rollouts of earlier visits beside new ones; cached: one of them in place of a row of an
+  # all-wrong group; mixed_groups(share): groups of recent steps in slots of their own, beside those of the sampled
+  # prompts; self_imitation(share, weight): good rollouts of recent steps, in a loss term of their own;
+  # recomposed(kept): short right and long wrong rollouts, and the others later; contrast_pairs(share, draws): pairs of
+  # a group's best and worst rollouts, resampled by their difference; extremes(best, worst): the best and the worst
+  # rollouts of each slot alone; shared(folder, share): groups of other runs that write to the same folder, tokenized
+  # and graded anew
   reuse: Stage = stage('none')
 
 

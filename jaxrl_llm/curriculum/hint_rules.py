@@ -28,18 +28,28 @@ class Visit(NamedTuple):
   n: int
 
 
+class Correction(NamedTuple):
+  """Where completions go wrong, and who completes them anew."""
+
+  part: str  # name of the reward that is the share of a completion before its first wrong step
+  least: float  # above which a share is corrected
+  guided: bool  # the demonstration of the data is in the prompt of a correction
+
+
 class Rule(NamedTuple):
   """The form and the amount of hints."""
 
   form: str  # PREFIX or CONTEXT
   share: Callable[[list[Visit]], float]  # visits → share of the answer to reveal, 0 = none
   plain: bool = False  # trained as completions of the plain prompt: the update removes the hint
+  learned: bool = True  # a hinted group is learned; False: its right completions are cached alone
   exemplars: bool = False  # the hint is another solved question instead of the answer
   texts: tuple[str, ...] = ()  # strategies as hints, one for each slot of a prompt
   drop: float = 0.0  # probability that a slot gets no strategy
   skip: float = 0.0  # probability that a prompt with a share above 0 gets no hint at a step
   noise: float = 0.0  # standard deviation of noise on shares above 0
   rewriting: Rewriting | None = None  # the policy writes another question; None: no
+  correction: Correction | None = None  # a wrong completion is completed anew; None: no
   by_slot: tuple[float, ...] = ()  # shares of the answer, one for each slot of a prompt
 
 
@@ -155,6 +165,21 @@ def guide(*, after: int = 1) -> Rule:
   return Rule(CONTEXT, share, plain=True)
 
 
+def self_rolled(*, after: int = 1) -> Rule:
+  """The prompt contains a demonstration when its last `after` plain visits failed, until a completion is right.
+
+  Hinted groups are not learned: right completions fill the cache of `config.replay.reuse.fn=cached`, which injects them
+  behind the plain prompt. Of a prompt the last 16 visits count.
+  arXiv:2601.05787 (BEPA, LEVEL-1; reconstructed: the paper seeds its cache before training, with an extracted plan).
+  """
+  failed = guide(after=after).share
+
+  def share(visits: list[Visit]) -> float:
+    return 0.0 if any(v.right for v in visits) else failed(visits)
+
+  return Rule(CONTEXT, share, plain=True, learned=False)
+
+
 def item_response(
   *, target: float = 0.5, slope: float = 8.0, guess: float = 0.0, plain: float = 0.0
 ) -> Rule:
@@ -263,6 +288,26 @@ def rewritten(
   settings = Rewriting(hard, medium, simplify, vary, least_chars, most_chars)
 
   return Rule(CONTEXT, lambda visits: 0.0, rewriting=settings)
+
+
+def corrected(*, part: str = 'steps', least: float = 0.0, guided: bool = True) -> Rule:
+  """The wrong completion that goes wrong last is completed anew from its first wrong step, where none is right.
+
+  The reward of config.rewards.parts with the name `part` is the share of a completion before its first wrong step. In
+  the next step a slot of the prompt samples continuations of that prefix, with the demonstration in the prompt where it
+  is `guided`. The first right one makes a whole completion, which replaces the wrong one in the group that was sampled;
+  every token keeps the log-prob with which it was sampled. A group is learned once, after its correction.
+  arXiv:2602.24110 (SCOPE; reconstructed from the abstract and third-party notes: a process reward model finds the step,
+  and a stronger policy corrects it in the same step of training).
+  """
+  _check_range('least', least, 0, 1)
+  if not isinstance(part, str) or not part:
+    raise UserError(
+      f'config.curriculum.hint.part={part!r} must be the name of one of config.rewards.parts, such as steps.'
+    )
+  if not isinstance(guided, bool):
+    raise UserError(f'config.curriculum.hint.guided={guided!r} must be True or False.')
+  return Rule(PREFIX, lambda visits: 0.0, correction=Correction(part, least, guided))
 
 
 def _staircase(visits: list[Visit], start: float, step: float, after: int) -> float:

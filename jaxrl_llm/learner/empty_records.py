@@ -32,7 +32,7 @@ def empty_batch(spec: StepSpec) -> Batch:
   method, P = spec.objective.method, spec.layout.slots
   B, zeros_P = P * spec.layout.group, np.zeros(P, np.int32)
   demo = data.as_rollout(np.zeros((P, spec.rollout.decode.max_tokens), np.int32), zeros_P)
-  has_replay = spec.layout.shares or spec.layout.group > spec.rollout.decode.rollouts
+  has_replay = spec.layout.unrecorded or spec.layout.group > spec.rollout.decode.rollouts
   weight_K = method.weight_K if method.needs_parts else None
   zeros_BxL = np.zeros((B, spec.objective.solution_tokens), np.int32)
   return Batch(

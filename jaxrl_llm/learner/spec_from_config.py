@@ -155,7 +155,7 @@ def make_spec(
       prompts=config.prompts,
       replayed=slots - config.prompts,
       imitates=config.replay.reuse.fn == 'self_imitation',
-      shares=config.replay.reuse.fn == 'shared',
+      unrecorded=config.replay.reuse.fn in ('shared', 'cached'),
       prompt_tokens=config.prompt_tokens,
       group=group,
       slots_per_prompt=_slots_per_prompt(config, rule),

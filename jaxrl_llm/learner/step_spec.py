@@ -124,7 +124,9 @@ class LayoutSpec(NamedTuple):
   prefix_tokens: int = 0  # with which all prompts begin alike; sampling encodes them once
   replayed: int = 0  # slots of a batch for groups of earlier steps, behind those of its prompts
   imitates: bool = False  # rows of these groups form a term of the loss of their own
-  shares: bool = False  # these groups are of other runs, and have no log-probs
+  unrecorded: bool = (
+    False  # rows without log-probs, of other runs or steps, are in slots of the size of others
+  )
 
   @property
   def slots(self) -> int:

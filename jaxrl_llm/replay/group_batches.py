@@ -54,6 +54,39 @@ def with_rows(batch: Batch, count: int) -> Batch:
   return _of_rows(batch, pad)
 
 
+def without_log_probs(rows: Batch) -> Batch:
+  """Rows as replayed ones: without log-probs and versions of weights, with weight 1, `replayed_B` set."""
+  rollout = rows.rollout._replace(
+    logp_BxT=np.zeros_like(rows.rollout.logp_BxT),
+    version_BxT=np.full_like(rows.rollout.version_BxT, -1),
+    weight_B=np.ones_like(rows.rollout.weight_B),
+  )
+  return rows._replace(rollout=rollout, replayed_B=np.ones_like(rows.reward_B))
+
+
+def spliced(first: Batch, start: int, rest: Batch) -> Batch:
+  """A row of the first `start` tokens of one row and the tokens of another, each as it was recorded.
+
+  All else, such as the reward, is that of `rest`. Both are batches of one row with equally many columns.
+  """
+  width, fields = rest.rollout.tokens_BxT.shape[1], {}
+  for name, x in rest.rollout._asdict().items():
+    axes = name.rsplit('_', 1)[-1].split('x')
+    if isinstance(x, np.ndarray) and axes[1:2] == ['T']:
+      before = getattr(first.rollout, name)[:, :start]
+      fields[name] = np.concatenate([before, x], axis=1)[:, :width]
+  length_B = (rest.rollout.length_B + start).astype(rest.rollout.length_B.dtype)
+  return rest._replace(rollout=rest.rollout._replace(length_B=length_B, **fields))
+
+
+def with_row(group: Batch, at: int, row: Batch) -> Batch:
+  """A batch of one slot with `row`, a batch of one row, in place of the one `at`; prompt and demonstration stay."""
+  order = np.arange(1, 1 + len(group.reward_B))
+  order[at] = 0
+  whole = one_slot([row._replace(demo=None), group])
+  return rows(whole, order)._replace(demo=group.demo)
+
+
 def in_copies(batch: Batch, copies_B: np.ndarray) -> Batch:
   """The batch with weight = copies · Σ|y| / Σ copies·|y|.
 

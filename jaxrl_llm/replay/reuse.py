@@ -16,10 +16,12 @@ from jaxrl_llm.replay.rollout_buffer import RolloutBuffer, RolloutReplay
 from jaxrl_llm.replay.self_imitation import Imitation, SelfImitation
 from jaxrl_llm.replay.shared_rollouts import SharedRollouts
 from jaxrl_llm.replay.successes import Successes
+from jaxrl_llm.replay.trajectory_cache import TrajectoryCache
 from jaxrl_llm.types import UserError
 
 Store = (
   Successes
+  | TrajectoryCache
   | RolloutReplay
   | ContrastPairs
   | Extremes
@@ -46,6 +48,18 @@ def successes(*, count: int, keep: int = 8, memory_mb: int = 1024) -> Successes:
     )
   _check_counts(memory_mb=memory_mb)
   return Successes(count, keep, RolloutBuffer(math.inf, memory_mb))
+
+
+def cached(*, memory_mb: int = 1024) -> TrajectoryCache:
+  """In an all-wrong group the newest right completion of the prompt replaces a row, drawn at random.
+
+  Its old log-probs are those of the weights at the start of the step, behind the plain prompt. With
+  `curriculum.hint.fn=self_rolled` completions of hinted prompts fill the cache, too. `memory_mb` MiB of the host at
+  most: prompts whose last right rollout is the oldest are dropped.
+  arXiv:2601.05787 (BEPA, LEVEL-2; reconstructed from the abstract and the project page, its importance ratio is ours).
+  """
+  _check_counts(memory_mb=memory_mb)
+  return TrajectoryCache(RolloutBuffer(math.inf, memory_mb))
 
 
 def mixed_groups(

@@ -128,6 +128,14 @@ class RolloutReplay:
     self.buffer.load_state_dict(state['groups'])
 
 
+def row_metrics(batch: Batch, buffer: RolloutBuffer) -> dict[str, float]:
+  """Metrics of a batch with replayed rows in the slots of sampled ones, and of the buffer they are from."""
+  if batch.replayed_B is None:
+    return {}
+  length_B = batch.rollout.length_B[batch.replayed_B > 0]
+  return {'replay/rows': int((length_B > 0).sum())} | buffer.metrics()
+
+
 def slots_of_share(share: float, prompts: int) -> int:
   """Slots that are `share` of a batch, beside `prompts` sampled groups. Raises UserError where there is none."""
   count = round(prompts * share / (1 - share))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxrl_llm.replay import group_batches
-from jaxrl_llm.replay.rollout_buffer import RolloutBuffer, StoredGroup, cut, padded
+from jaxrl_llm.replay.rollout_buffer import RolloutBuffer, StoredGroup, cut, padded, row_metrics
 from jaxrl_llm.types import Batch, JsonObject, Settings
 
 
@@ -63,21 +63,12 @@ class Successes:
       rows = padded(group_batches.rows(stored.batch, chosen), group)
       if group.success_B is not None:
         rows = rows._replace(success_B=rows.correct_B)
-    rows = group_batches.with_rows(rows, self.rows)
-    rollout = rows.rollout._replace(
-      logp_BxT=np.zeros_like(rows.rollout.logp_BxT),
-      version_BxT=np.full_like(rows.rollout.version_BxT, -1),
-      weight_B=np.ones_like(rows.rollout.weight_B),
-    )
-    return rows._replace(rollout=rollout, replayed_B=np.ones_like(rows.reward_B))
+    return group_batches.without_log_probs(group_batches.with_rows(rows, self.rows))
 
   def metrics(self, batch: Batch, fresh: int) -> dict[str, float]:
     """Metrics of a batch, whose slots are all `fresh`, and of the buffer."""
     del fresh
-    if batch.replayed_B is None:
-      return {}
-    length_B = batch.rollout.length_B[batch.replayed_B > 0]
-    return {'replay/rows': int((length_B > 0).sum())} | self.buffer.metrics()
+    return row_metrics(batch, self.buffer)
 
   def state_dict(self) -> JsonObject:
     """State for the checkpoint."""

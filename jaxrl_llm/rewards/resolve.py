@@ -93,6 +93,11 @@ def weights(spec: Spec) -> tuple[float, ...]:
   return 1.0, *(float(part.get('weight', 1.0)) for part in spec.get('parts', ()))
 
 
+def names(spec: Spec) -> tuple[str, ...]:
+  """Returns the names of config.rewards.fn and of each of config.rewards.parts."""
+  return tuple(_name(part) for part in (spec, *spec.get('parts', ())))
+
+
 def resolve_parts(spec: Spec) -> tuple[Part, ...]:
   """Returns the reward function of config.rewards, then those of its parts, dict(fn=, weight=1.0, name=fn, <settings>).
 

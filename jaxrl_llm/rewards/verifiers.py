@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import functools
 import importlib
+import itertools
 import logging
 import math
 from collections.abc import Callable
@@ -34,6 +35,18 @@ from jaxrl_llm.types import JsonObject, Row, UserError
 def exact(text: str, row: Row) -> float:
   """1 if the text equals the answer up to surrounding white space, else 0."""
   return float(text.strip() == _answer(row).strip())
+
+
+def matching_start(text: str, row: Row) -> float:
+  """The share of the text before its first character that differs from the answer; 1 without one.
+
+  For `config.curriculum.hint.fn=corrected` a judge of steps that needs no model, where one answer alone is right.
+  """
+  answer = _answer(row)
+  count = sum(
+    1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, answer, strict=False))
+  )
+  return count / len(text) if text else 0.0
 
 
 def number(text: str, row: Row) -> float:

@@ -8,11 +8,11 @@ import numpy as np
 
 from jaxrl_llm import curriculum, data, replay
 from jaxrl_llm.config.schema import DataConfig
-from jaxrl_llm.types import Batch, JsonObject, Prompts, Rollout
+from jaxrl_llm.types import Array, Batch, JsonObject, Prompts, Rollout
 
 _EXEMPLAR = '{other}\n{answer}\n\n{question}'
 _STRATEGY = '{question}\n\n{text}'
-_GUIDANCE = '{question}\n\nThe answer begins with: {answer}'
+GUIDANCE = '{question}\n\nThe answer begins with: {answer}'
 
 
 class HintProvider:
@@ -112,11 +112,15 @@ class HintProvider:
     """What is learned of a sampled step before it is graded: (rollout to grade, metrics); here it is unchanged."""
     return rollout, {}
 
-  def update(self, batch: Batch, finished_P: np.ndarray) -> tuple[Batch, dict[str, float]]:
+  def update(
+    self, batch: Batch, finished_P: np.ndarray, part_BxK: Array = None
+  ) -> tuple[Batch, dict[str, float]]:
     """Record answers and outcomes; return the batch to learn from and metrics.
 
-    Hints are removed from the prompts of the batch where the rule is `plain`. `finished_P` [P] marks finished groups.
+    Hints are removed from the prompts of the batch where the rule is `plain`, and hinted groups have no rows where
+    they are not `learned`. `finished_P` [P] marks finished groups, `part_BxK` holds each reward of the rows.
     """
+    del part_BxK
     prompts, share_P = batch.prompts, np.asarray(batch.prompts.hint_P)
     self.answers.keep(batch, self.prefixes(prompts))
     by_slot = lambda x: np.asarray(x).reshape(len(share_P), -1)  # noqa: E731
@@ -134,7 +138,11 @@ class HintProvider:
     if self.rule.plain:
       plain = self.table.prompts(prompts.index_P)
       prompts = prompts._replace(tokens_PxL=plain.tokens_PxL, length_P=plain.length_P)
-    return batch._replace(prompts=prompts), metrics
+    rollout = batch.rollout
+    if not self.rule.learned:
+      G = len(rollout.length_B) // len(share_P)
+      rollout = replay.blank(rollout, np.repeat(share_P == 0, G))
+    return batch._replace(prompts=prompts, rollout=rollout), metrics
 
   def _hinted_tokens(self, index: int, share: float, step: int) -> np.ndarray | None:
     """A prompt's token ids with its hint; None without a known answer."""
@@ -146,7 +154,7 @@ class HintProvider:
     hint = answer[: max(1, int(share * len(answer)))]
     if self.rule.form == curriculum.hint_rules.PREFIX:
       return np.concatenate([self.table.tokens[index], hint]).astype(np.int32)
-    return self._encode(index, _GUIDANCE, answer=self.tokenizer.decode(hint.tolist()))
+    return self._encode(index, GUIDANCE, answer=self.tokenizer.decode(hint.tolist()))
 
   def _answer(self, index: int) -> np.ndarray | None:
     """Token ids of a correct completion of this run, else of the demonstration in the data."""

@@ -138,11 +138,12 @@ def finish(context: RunContext, pool: ScorePool, received: ReceivedStep) -> Land
   if index == 0 and context.grading.vote is None and context.episodes is None:
     metrics |= grading.first_step_metrics(context, pool, graded)
   if context.selection.hints is not None:
-    batch, hint_metrics = context.selection.hints.update(batch, finished_P)
+    part_BxK = graded.scores.part_BxK
+    batch, hint_metrics = context.selection.hints.update(batch, finished_P, part_BxK)
     metrics |= hint_metrics
   next_batch = batch
   if buffers.reuse is not None:
-    next_batch = _with_replays(context, pool, graded, buffers.reuse, index)
+    next_batch = _with_replays(context, pool, graded, batch, index)
   if buffers.collector is not None:
     metrics |= buffers.collector.add(next_batch, index)
     next_batch, collected = buffers.collector.take(empty_records.empty_batch(context.spec), index)
@@ -157,15 +158,16 @@ def _with_replays(
   context: RunContext,
   pool: ScorePool,
   graded: grading.GradedStep,
-  store: replay.reuse.Store,
+  batch: Batch,
   index: int,
 ) -> Batch:
-  """The batch with rollouts of other steps or runs; the store gets those of this one."""
-  batch, mixed_P = graded.batch, _mixed_slots(context, graded.batch)
+  """The batch to learn from with rollouts of other steps or runs; the store gets all graded ones of this one."""
+  store, mixed_P = context.replay.reuse, _mixed_slots(context, graded.batch)
+  assert store is not None
   if isinstance(store, replay.SharedRollouts):
     return shared_groups.exchange(context, store, pool, graded, mixed_P, index)
   joined = store.join(batch, context.config.seed, index)
-  store.keep(batch, mixed_P, index)
+  store.keep(graded.batch, mixed_P, index)
   return joined
 
 

@@ -23,6 +23,7 @@ from jaxrl_llm.monitoring import alarms
 from jaxrl_llm.rewards import outcomes
 from jaxrl_llm.rollout import length_schedule, prompt_prefix
 from jaxrl_llm.runner import (
+  corrected_prompts,
   endpoint,
   hints,
   multi_turn,
@@ -233,8 +234,15 @@ def _hints(
   rule = stages.pick(curriculum.hint_rules, config.curriculum.hint, 'curriculum.hint')()
   if rule is None:
     return None
+  if not rule.learned:
+    field = f'config.curriculum.hint.fn={config.curriculum.hint.fn!r}'
+    data.check_demonstrations(table.rows, tokenizer, field)
+  inputs = rule, table, tokenizer, config.data, config.seed
+  if rule.correction is not None:
+    part = corrected_prompts.part_column(config.rewards, rule.correction.part)
+    return corrected_prompts.CorrectedPrompts(*inputs, part)
   provider = rewritten_prompts.RewrittenPrompts if rule.rewriting else hints.HintProvider
-  return provider(rule, table, tokenizer, config.data, config.seed)
+  return provider(*inputs)
 
 
 def _allocation(config: Config) -> Callable[..., curriculum.allocation.Allocation]:

@@ -129,6 +129,7 @@ def available(spec: StepSpec, config: Config) -> tuple[bool, bool]:
   method, replay = spec.objective.method, config.replay
   # Batches wait, are joined by other rows, or are weighted anew.
   changed = replay.collect.fn != 'none' or replay.reuse.fn != 'none'
+  changed |= config.curriculum.hint.fn == 'corrected'
   divergence = config.objective.divergence.fn != 'none'  # its gradient is none of sampled tokens
   other = changed or divergence or method.auxiliary_model is not None
   advantage = not other and not (method.needs & _UNKNOWN_ADVANTAGE)

@@ -177,6 +177,12 @@ def overrides(condition: Condition) -> tuple[str, ...]:
     return 'replay.reuse.fn=contrast_pairs', 'objective.aggregation.fn=token_mean'
   if (condition.field, condition.value) == ('replay.reuse', ('self_imitation',)):
     return 'replay.reuse.fn=self_imitation', 'objective.advantage.fn=group_centered'
+  if (condition.field, condition.value) == ('curriculum.hint', ('self_rolled',)):
+    return 'curriculum.hint.fn=self_rolled', 'replay.reuse.fn=cached'
+  if (condition.field, condition.value) == ('curriculum.hint', ('corrected',)):
+    return ('curriculum.hint.fn=corrected',)
+  if (condition.field, condition.value) == ('curriculum.hint', ('none', 'self_rolled')):
+    return ('curriculum.hint.fn=prefix',)
   if (condition.field, condition.value) == ('replay.reuse', ('shared',)):
     return 'replay.reuse.fn=shared', 'replay.reuse.folder=runs/shared'
   return () if condition.field in FACTS else EXAMPLES[condition.field, condition.op]

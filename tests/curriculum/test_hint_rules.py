@@ -38,6 +38,17 @@ def test_guidance_comes_after_failure_and_every_second_time():
   assert share((0, 0, 8), (0, 1, 8)) == 0
 
 
+def test_a_demonstration_is_shown_until_a_completion_is_right():
+  rule = hint_rules.self_rolled(after=1)
+  share = lambda *visits: rule.share([Visit(*v) for v in visits])  # noqa: E731
+  assert rule.plain and not rule.learned
+  assert share() == 0 and share((0, 0, 8)) == 1
+  assert share((0, 0, 8), (1, 0, 8)) == 0  # a plain visit before it is shown again
+  assert share((0, 0, 8), (1, 0, 8), (0, 0, 8)) == 1
+  # The cache holds a completion: wrong groups get it, and no demonstration.
+  assert share((0, 0, 8), (1, 1, 8), (0, 0, 8)) == 0 == share((0, 1, 8), (0, 0, 8))
+
+
 def test_a_hint_by_difficulty_is_the_line_between_its_ends():
   rule = hint_rules.by_difficulty(least=0.1, most=0.7, noise=0.0)
   share = lambda *visits: rule.share([Visit(*v) for v in visits])  # noqa: E731

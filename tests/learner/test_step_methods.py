@@ -17,6 +17,7 @@ from jaxrl_llm.learner import empty_records, microbatch
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import decoder
+from jaxrl_llm.replay import reuse
 from jaxrl_llm.types import UserError
 
 PLAIN = dict(fn='none')
@@ -207,7 +208,7 @@ def test_without_replay_a_batch_has_no_replayed_rows():
     spec(replay=dict(reuse=dict(fn='successes', count=1)), rollout=pruned())
   with pytest.raises(
     UserError,
-    match='config.replay.reuse.fn=.successes. does not go with .*decoupled.* keeps the sum',
+    match='config.replay.reuse.fn=.successes. does not go with .*decoupled.* reads the sum',
   ):
     spec(
       replay=dict(reuse=dict(fn='successes', count=1)),
@@ -312,3 +313,36 @@ def test_slots_that_cannot_be_allocated_are_refused(average, allocation, message
   c.slots_per_prompt, c.allocation = average, dict(fn=allocation)
   with pytest.raises(UserError, match=message):
     spec(curriculum=c)
+
+
+@pytest.mark.parametrize(
+  'how', [{}, dict(learner=dict(minibatches=2)), fast()], ids=['one', 'minibatches', 'fast']
+)
+def test_a_group_with_an_injected_row_is_learned_as_one_in_which_that_row_was_sampled(how):
+  """The cache's row is one of the group that these weights sampled, and the update is that of this group."""
+  params = decoder.init(MODEL, 0)
+  injected = spec(replay=dict(reuse=dict(fn='cached')), **how)
+  assert injected.layout.group == injected.rollout.decode.rollouts == G
+  assert empty_records.empty_batch(injected).replayed_B.shape == (P * G,)
+  batch = graded(spec(), params)
+  right_B = np.tile(np.arange(G) == 0, P)
+  whole = batch._replace(reward_B=right_B.astype(np.float32), correct_B=right_B.astype(np.float32))
+  store = reuse.cached()
+  store.keep(whole, np.zeros(0, bool), 0)
+  # The fresh groups: their right row is another wrong one instead, the last one of the group.
+  rows = np.arange(P * G).reshape(P, G)
+  rows[:, 0] = rows[:, -1]
+  fresh = jax.tree.map(lambda x: np.asarray(x)[rows.ravel()], whole._replace(prompts=None))
+  got = store.join(fresh._replace(prompts=whole.prompts), 0, 1)
+  assert got.replayed_B.reshape(P, G).sum(1).tolist() == [1] * P
+  # The same rows in the order of `got`, with what these weights recorded.
+  source = np.where(got.replayed_B > 0, np.repeat(np.arange(P) * G, G), rows.ravel())
+  sampled = jax.tree.map(lambda x: np.asarray(x)[source], whole._replace(prompts=None))
+  sampled = sampled._replace(prompts=whole.prompts)
+  np.testing.assert_array_equal(got.rollout.tokens_BxT, sampled.rollout.tokens_BxT)
+  state, metrics = updated(injected, got, params)
+  want, want_metrics = updated(spec(**how), sampled, params)
+  assert want_metrics['actor/grad_norm'] > 0
+  assert_close(state.params, want.params, 1e-5)
+  for name in ('actor/grad_norm', 'actor/ppo_kl', 'training/rollout_probs_diff_max'):
+    np.testing.assert_allclose(metrics[name], want_metrics[name], rtol=1e-4, atol=1e-5)

@@ -32,6 +32,21 @@ def test_exact(text, answer, reward):
 
 
 @pytest.mark.parametrize(
+  'text, answer, share',
+  [
+    ('foul', 'four', 0.75),
+    ('four', 'four', 1.0),
+    ('fo', 'four', 1.0),
+    ('fourfour', 'four', 0.5),
+    (' four', 'four', 0.0),
+    ('', 'four', 0.0),
+  ],
+)
+def test_matching_start(text, answer, share):
+  assert verifiers.matching_start(text, row(answer)) == share
+
+
+@pytest.mark.parametrize(
   'text, answer, reward',
   [
     ('so 3 + 4 = 7', '7', 1),

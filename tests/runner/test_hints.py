@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import data
+from jaxrl_llm.config import loading, schema
 from jaxrl_llm.curriculum import hint_rules
-from jaxrl_llm.runner import hints
-from jaxrl_llm.types import STOPPED, TRUNCATED, Batch, Rollout, Row
+from jaxrl_llm.runner import hints, setup
+from jaxrl_llm.types import STOPPED, TRUNCATED, Batch, Rollout, Row, UserError
 
 G, L, T = 2, 40, 4
 SETTINGS = types.SimpleNamespace(source='digits', system='', template='{question}', chat=False)
@@ -99,6 +100,21 @@ def test_an_answer_told_in_the_question_is_learned_as_one_to_the_plain_question(
   np.testing.assert_array_equal(learned.prompts.length_P, plain.length_P)
   assert learned.rollout is batch.rollout  # with the log-probabilities that the hint gave them
   assert row == {'hint/groups': 2, 'hint/share': 1.0, 'hint/right': 0.5}
+
+
+def test_a_group_that_only_fills_the_cache_has_no_rows_to_learn():
+  own = make(hint_rules.self_rolled(), *PAIRS)
+  wrong = answered(own.add_hints(own.table.prompts([0]), 0), 'no', 'no', right=[0, 0])
+  own.update(wrong, np.array([True]))
+  plain = own.table.prompts([0, 1])
+  got = own.add_hints(plain, 1)
+  assert text(got, 0) == '2+2\n\nThe answer begins with: four' and text(got, 1) == '3+3'
+  batch = answered(got, 'four', 'no', 'six', 'no', right=[1, 0, 1, 0])
+  learned, row = own.update(batch, np.array([True, True]))
+  assert learned.rollout.length_B.tolist() == [0, 0, 4, 3] and row['hint/groups'] == 1
+  np.testing.assert_array_equal(learned.prompts.tokens_PxL, plain.tokens_PxL)
+  assert batch.rollout.length_B.tolist() == [5, 3, 4, 3]  # what the cache reads
+  assert own.add_hints(plain, 2).hint_P.tolist() == [0, 0]
 
 
 def test_what_is_learned_behind_a_prefix_keeps_it():
@@ -204,3 +220,22 @@ def test_each_slot_of_a_prompt_has_its_own_strategy_or_none():
   batch = answered(got, *['a'] * 8, right=[1] * 8)
   learned, _ = own.update(batch, np.ones(4, bool))
   np.testing.assert_array_equal(learned.prompts.tokens_PxL, got.tokens_PxL)
+
+
+@pytest.mark.parametrize(
+  'flags, message',
+  [
+    (
+      ('curriculum.hint.fn=self_rolled', 'replay.reuse.fn=cached'),
+      "hint.fn='self_rolled' learns from demonstrations and no row of the data has one; add a column",
+    ),
+    (
+      ('curriculum.hint.fn=corrected',),
+      "hint.part='steps' is no name in config.rewards.parts: none",
+    ),
+  ],
+)
+def test_hints_without_what_they_read_are_refused(flags, message):
+  config = schema.typed(loading.load('', [f'--config.{flag}' for flag in flags]))
+  with pytest.raises(UserError, match=message):
+    setup._hints(config, table(('2+2', '')), Letters())

@@ -378,6 +378,47 @@ def test_mixed_groups_of_the_last_step_are_landed_behind_the_fresh_ones():
   assert len(landed[1].rollout_records) == B  # of the sampled rows alone
 
 
+class Shown:
+  """Stands for the hints: the first prompt of a step is hinted, and its group is not learned."""
+
+  def prefixes(self, prompts):
+    return [np.zeros(0, np.int32)] * P
+
+  def receive(self, prompts, rollout):
+    return rollout, {}
+
+  def update(self, batch, finished_P, part_BxK):
+    hinted_B = np.repeat(np.asarray(batch.prompts.hint_P) > 0, G)
+    prompts = batch.prompts._replace(tokens_PxL=np.zeros_like(batch.prompts.tokens_PxL))
+    rollout = replay.blank(batch.rollout, ~hinted_B)
+    return batch._replace(prompts=prompts, rollout=rollout), {}
+
+
+def test_what_a_hint_made_right_is_injected_at_the_next_plain_visit_and_not_learned_before():
+  """Group 0 is mixed under a hint and then all wrong, group 1 all wrong twice, groups 2 and 3 all right."""
+  context = make_context()
+  context.grading.vote = context.grading.truncate = None
+  context.tables = types.SimpleNamespace(train=table_of(sevens_of()))
+  context.replay.reuse, context.selection.hints = replay.reuse.cached(), Shown()
+  batch, landed = make_batch([3] * B, [0] * B, [STOPPED] * B, [1] * B), []
+  for step, last in ((1, [8, 7, 8, 7]), (2, [8] * G)):
+    tokens_BxT = np.array([[5, b, n] for b, n in enumerate(last + [8] * G + [7] * 2 * G)], np.int32)
+    hint_P = np.array([step == 1, 0, 0, 0], np.float32)
+    hinted = (9 * hint_P[:, None] * np.ones(2)).astype(np.int32)
+    prompts = batch.prompts._replace(tokens_PxL=hinted, hint_P=hint_P)
+    rollout = batch.rollout._replace(tokens_BxT=tokens_BxT)
+    pending = host_step.PendingStep(step, prompts, rollout, {})
+    landed.append(host_step.land(context, Sevens(), pending))
+  first, second = (x.batch for x in landed)
+  assert first.rollout.length_B.tolist() == [0] * G + [3] * 3 * G and not first.replayed_B.any()
+  assert second.rollout.length_B.tolist() == [3] * B
+  assert second.replayed_B.reshape(P, G).sum(1).tolist() == [1, 0, 0, 0]
+  (at,) = np.flatnonzero(second.replayed_B)
+  assert second.rollout.tokens_BxT[at].tolist() == [5, 1, 7] and second.reward_B[at] == 1
+  assert not first.prompts.tokens_PxL.any() and not second.prompts.tokens_PxL.any()
+  assert [x.metrics['replay/rows'] for x in landed] == [0, 1]
+
+
 def proposed(index):
   """Every second one is an audit."""
   why = tuple('audit' if i % 2 else 'picked' for i in range(len(index)))

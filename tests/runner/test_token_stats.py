@@ -165,6 +165,9 @@ def test_groups_beyond_the_token_limit_are_left_out():
 def test_what_the_update_works_out_first_is_left_out(spec, both):
   step_spec, config = make(**spec)
   assert token_stats.available(step_spec, config) == both
+  config.curriculum.hint = dict(fn='corrected')  # a group is learned a step later, with another row
+  assert token_stats.available(step_spec, config) == (False, False)
+  config.curriculum.hint = dict(fn='none')
   config.replay.collect = dict(fn='mixed')
   assert token_stats.available(step_spec, config) == (False, False)
 

@@ -16,12 +16,19 @@ def points(points_C: Sequence[float], met_C: Sequence[float]) -> float:
   return min(max(earned / sum(p for p in points_C if p > 0), 0.0), 1.0)
 
 
-# Aggregations of the verdicts on the steps of a completion, each in [0, 1].
-OF_STEPS: dict[str, Callable[[Sequence[float]], float]] = dict(
-  mean=lambda sound_N: sum(sound_N) / len(sound_N),
-  min=min,
-  product=math.prod,
-  last=lambda sound_N: sound_N[-1],
+def before_error(sound_N: Sequence[float], before_N: Sequence[float]) -> float:
+  """Returns the share of the completion before its first step with a verdict below ½; 1 without such a step."""
+  wrong = (before for sound, before in zip(sound_N, before_N, strict=True) if sound < 0.5)
+  return next(wrong, 1.0)
+
+
+# Aggregations of the verdicts on the steps of a completion, each in [0, 1], and the share of its text before each.
+OF_STEPS: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = dict(
+  mean=lambda sound_N, _: sum(sound_N) / len(sound_N),
+  min=lambda sound_N, _: min(sound_N),
+  product=lambda sound_N, _: math.prod(sound_N),
+  last=lambda sound_N, _: sound_N[-1],
+  before_error=before_error,
 )
 
 

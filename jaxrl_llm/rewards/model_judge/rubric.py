@@ -71,6 +71,8 @@ def steps(
 ) -> float:
   """Returns the mean, min, product or last of a judge's verdicts on the steps, each in [0, 1], arXiv:2508.19229.
 
+  combine=before_error returns the share of the text before the first step with a verdict below ½, and 1 without one.
+
   Steps are the parts between matches of the regular expression `cut` (empty lines; r'</?chunk>' for a policy that marks
   its steps); if there are more than most_steps, neighbors are joined. Each step is a request with the problem, the
   earlier steps and this one. template has {question}, {answer}, {before}, {step} as data; the answer gives reasons and
@@ -81,7 +83,7 @@ def steps(
   its steps; here any served model judges, and cuts are by rule. Reconstructed from the abstract and third-party notes;
   the prompts are not those of the paper.
   """
-  parts = _steps(text, cut, most_steps)
+  parts, before_N = _steps(text, cut, most_steps)
   data = dict(question=client.question_of(row), answer=row.answer or '(none)')
   requests = [
     client.messages(
@@ -90,19 +92,30 @@ def steps(
     for n, part in enumerate(parts)
   ]
   sound_N = client.each_answered(server, requests, lambda answer: _share(answer, 'sound'))
-  return aggregate.OF_STEPS[combine](sound_N)
+  return aggregate.OF_STEPS[combine](sound_N, before_N)
 
 
 def _share(answer: str, field: str) -> float:
   return verdict.share(verdict.by_field(answer, field))
 
 
-def _steps(text: str, cut: str, most: int) -> list[str]:
-  """The parts between the cuts, joined to at most `most` steps; an empty completion is one empty step."""
-  parts = [part.strip() for part in re.split(cut, text) if part and part.strip()] or ['']
-  count = min(most, len(parts))
-  bounds = [i * len(parts) // count for i in range(count + 1)]
-  return ['\n\n'.join(parts[start:end]) for start, end in zip(bounds, bounds[1:], strict=False)]
+def _steps(text: str, cut: str, most: int) -> tuple[list[str], list[float]]:
+  """The parts between the cuts, joined to at most `most` steps, and the share of the text before each.
+
+  An empty completion is one empty step.
+  """
+  edges = [0, *(edge for match in re.finditer(cut, text) for edge in match.span()), len(text)]
+  spans = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if text[a:b].strip()]
+  spans = spans or [(0, 0)]
+  count = min(most, len(spans))
+  bounds = [i * len(spans) // count for i in range(count + 1)]
+  steps = [
+    '\n\n'.join(text[a:b].strip() for a, b in spans[start:end])
+    for start, end in zip(bounds, bounds[1:], strict=False)
+  ]
+  # White space before the completion belongs to its first step.
+  starts = [0, *(spans[start][0] for start in bounds[1:-1])]
+  return steps, [start / max(len(text), 1) for start in starts]
 
 
 def _criteria(row: Row) -> list[tuple[str, float]]:

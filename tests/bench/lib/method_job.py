@@ -34,12 +34,17 @@ JOB = (
 )
 TASKS = tuple(dict(name=name, min_length=1, max_length=5) for name in ('rev', 'sort'))
 HINTED_TOKENS = 96  # of a prompt and its hint, in characters
-# Settings in tokens, scaled from the default job's cap of 16 to 7. Answers have at most 6.
+# Settings in tokens, scaled from the default job's cap of 16 to 7: answers have at most 6. A rule replaces a judge.
 SCALED = {
   'arrol': {'rollout.pruning.at_tokens': 3},
   'branch_grpo': {'rollout.tree.splits': (0, 1, 2, 4)},
   'latr': {'rollout.tree.ages': (1, 2, 4)},
   'siri': {'rollout.length_schedule.low': 4},
+  'scope': {
+    'rewards.parts': (dict(fn='matching_start', weight=0.0),),
+    'curriculum.hint.part': 'matching_start',
+    'curriculum.hint.guided': False,  # a model of characters reads no guidance
+  },
 }
 SMOKE_STEPS = 2
 

@@ -205,6 +205,29 @@ def test_where_a_reply_is_cut_into_steps(server, spec, text, settings, want):
   assert requests == want
 
 
+@pytest.mark.parametrize(
+  'text, cut, most_steps, before',
+  [
+    ('a\n\nb 8\n\nc', r'\n\s*\n', 16, 'a\n\n'),
+    (' 8\na', r'\n', 16, ''),
+    ('a\n\n b\n  c\nd 8', r'\n', 16, 'a\n\n b\n  c\n'),
+    ('a\nb\nc\nd 8', r'\n', 2, 'a\nb\n'),
+    ('a\nb', r'\n', 16, 'a\nb'),
+    ('', r'\n', 16, None),
+  ],
+)
+def test_the_share_before_the_first_wrong_step_says_where_it_begins(
+  server, spec, text, cut, most_steps, before
+):
+  def say(number, body):
+    return '{"sound": false}' if '8' in data_of(body)[2] else '{"sound": true}'
+
+  server.answer = say
+  how = dict(fn='steps', combine='before_error', cut=cut, most_steps=most_steps)
+  share = judged(spec, text, **how)
+  assert share == (1.0 if before is None else pytest.approx(len(before) / len(text)))
+
+
 def test_a_step_without_a_verdict_is_an_error_and_no_zero(server, spec):
   server.answer = lambda number, body: '{"sound": true}' if number == 0 else 'I cannot say'
   scores = rewards.score([ROW], [STEPS], spec | dict(fn='steps'))
