@@ -343,6 +343,7 @@ def test_a_group_with_an_injected_row_is_learned_as_one_in_which_that_row_was_sa
   state, metrics = updated(injected, got, params)
   want, want_metrics = updated(spec(**how), sampled, params)
   assert want_metrics['actor/grad_norm'] > 0
-  assert_close(state.params, want.params, 1e-5)
+  # Moments and not weights: Adam divides gradients by their size, so that roundings of the smallest ones grow.
+  assert_close(state.opt_state, want.opt_state, 1e-6)
   for name in ('actor/grad_norm', 'actor/ppo_kl', 'training/rollout_probs_diff_max'):
     np.testing.assert_allclose(metrics[name], want_metrics[name], rtol=1e-4, atol=1e-5)
