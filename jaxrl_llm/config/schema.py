@@ -98,9 +98,7 @@ class RolloutConfig(Section):
   ngram: NgramConfig = NgramConfig()
   # drafts tokens from the policy's hidden states, and learns from the rollouts; they change no token: eagle
   draft_head: Stage = stage('none')
-  tree: Stage = stage(
-    'none'
-  )  # rollouts of a group branch from one another: latr, echo, branch_grpo
+  tree: Stage = stage('none')  # rollouts of a group branch: latr, echo, branch_grpo
   # all devices run equally many decode iterations; False: each ends by itself
   lockstep: bool = True
   max_age: int = 4  # steps over which an unfinished rollout may be continued

@@ -23,7 +23,7 @@ from jaxrl_llm.objective.token_inputs import (
   sampled_mask,
 )
 from jaxrl_llm.rewards.outcomes import SAME, compared
-from jaxrl_llm.types import Array, Batch, Prompts, Turns
+from jaxrl_llm.types import Array, Batch, Prompts, Rollout
 
 SUMS = ('pg_loss', 'clipped', 'rejected', 'kl', 'kl_loss')  # keys of the sums of `coefficients`
 
@@ -154,14 +154,8 @@ def targets(
   weight_BxT, kl_weight_BxT = _denominators(method, batch, mask_BxT, group_B, groups)
   advantage_BxT, return_BxT = groups.scatter(advantage_PxG)[:, None], None
   if stages.credit_assignment is not None:
-    inputs = CreditInputs(
-      advantage_BxT,
-      sampled_BxT,
-      group_B,
-      penalty_BxT=penalty_BxT,
-      tokens_BxT=batch.rollout.tokens_BxT,
-    )
-    inputs = _with_turns_and_signal(inputs, method, turns, signal_BxT)
+    inputs = CreditInputs(advantage_BxT, sampled_BxT, group_B, penalty_BxT=penalty_BxT)
+    inputs = _of_tokens(inputs, method, batch.rollout, signal_BxT)
     advantage_BxT, return_BxT = stages.credit_assignment(inputs)
   target = Targets(
     mask_BxT=mask_BxT,
@@ -223,9 +217,11 @@ def _reward_penalty(
   return jnp.where(mask_BxT > 0, penalize(old_BxT, present(policies.reference_BxT)), 0.0)
 
 
-def _with_turns_and_signal(
-  inputs: CreditInputs, method: Method, turns: Turns | None, signal_BxT: jax.Array | None
+def _of_tokens(
+  inputs: CreditInputs, method: Method, rollout: Rollout, signal_BxT: jax.Array | None
 ) -> CreditInputs:
+  """The inputs with tokens, turns and the signal of the auxiliary model."""
+  inputs, turns = inputs._replace(tokens_BxT=rollout.tokens_BxT), rollout.turns
   if turns is not None:
     inputs = inputs._replace(
       turn_BxT=jnp.maximum(turns.number_BxT, 0),

@@ -130,7 +130,7 @@ def branch_grpo(*, splits: Sequence[int] = (0, 3, 6, 9)) -> TreeRules:
   if not splits or min(splits) < 0 or list(splits) != sorted(set(splits)):
     raise UserError(f'{where}={list(splits)} must rise, with at least one number, from 0 up.')
 
-  def branch(_: Any, logits_BxV: jax.Array, sampled_B: jax.Array, index_B: jax.Array) -> Fork:
+  def branch(_: tuple, logits_BxV: jax.Array, sampled_B: jax.Array, index_B: jax.Array) -> Fork:
     del logits_BxV
     wanted_B = (index_B[:, None] == jnp.asarray(splits)[None]).any(1)
     return Fork(sampled_B, sampled_B[:, None], wanted_B[:, None])

@@ -238,7 +238,7 @@ def test_every_method_is_laid_over_the_job(name):
   config = method_job.job(name, 1, 'scratch', 'scratch')
   checked, own = validation.sized(config, jax.devices()[:1]), loading.load(name)
   validate.validate(checked)  # otherwise its row would only say that it failed
-  in_slots = name in ('dars_top_ups', 'duet', 'knapsack', 'nudge_rl', 'xrpo')
+  in_slots = name in ('dars_top_ups', 'duet', 'knapsack', 'nudge_rl', 'tree_opo', 'xrpo')
   assert checked.seed == 1 and checked.learner.minibatches == (1 if in_slots else 4)
   assert config.rollouts == own.rollouts and config.objective.advantage == own.objective.advantage
   assert checked.prompt_tokens == (16 if own.curriculum.hint.fn == 'none' else 96)
