@@ -55,6 +55,7 @@ _LENGTH_HEAD = Condition('rollout.length_head')
 _EARLY_EXIT = Condition('rollout.early_exit')
 _REUSE = Condition('replay.reuse')
 _HINT = Condition('curriculum.hint')
+_REFLECTED = Condition('curriculum.hint', 'in', ('reflected',))
 _REPLAY_EXPERTS = Condition('learner.replay_experts')
 _SPLASH = Condition('learner.attention', 'in', ('splash',))
 _CUDNN = Condition('learner.attention', 'in', ('cudnn',))
@@ -292,10 +293,28 @@ _HINTS = (
     _HINTED,
   ),
   Row(
-    Condition('curriculum.hint', 'in', ('guide', 'rewritten')),
+    Condition('curriculum.hint', 'in', ('guide', 'rewritten', 'reflected')),
     _STOP,
     'the update reads another prompt or none, so that an unfinished rollout cannot be continued',
     _DEFAULT,
+  ),
+  *_rows(
+    (_REFLECTED,),
+    (
+      Condition('objective.advantage', 'in', OF_A_GROUP, 'relative to the group'),
+      Condition('objective.zero_variance', 'in', ('mask',)),
+    ),
+    'reflections and retries with guidance are groups of one row, from which this learns nothing',
+    'set --config.objective.advantage.fn=amplified and --config.objective.zero_variance.fn=keep',
+  ),
+  *_rows(
+    (_REFLECTED,),
+    (
+      Condition('replay.collect'),
+      Condition('curriculum.slots_per_prompt', 'above', 1),
+      Condition('objective.weigh_rows', 'in', (False,)),
+    ),
+    'attempts are learned in slots of a later step, where one row may count for the baseline alone',
   ),
   Row(
     Condition('objective.advantage', 'needs', 'contexts', "that needs contexts (such as 'nudged')"),

@@ -220,7 +220,8 @@ class CurriculumConfig(Section):
   # labels that the majority of a group contradicts: majority_refined replaces them and lists suspects
   labels: Stage = stage('none')
   # hints from a known answer: prefix, item_response, by_difficulty (in the completion); guide, exemplars, contexts (in
-  # the prompt); rewritten: questions that the policy writes from hard and medium ones
+  # the prompt); rewritten: questions that the policy writes from hard and medium ones; reflected: retries with its
+  # reflection on a failed attempt
   hint: Stage = stage('none')
   # count | ignore: truncated wrong rollouts count as wrong, or not at all
   truncated: str = 'count'

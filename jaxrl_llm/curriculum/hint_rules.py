@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.curriculum.reflection import GUIDANCE, REQUEST, Reflection
 from jaxrl_llm.curriculum.rewriting import SIMPLIFY, VARY, Rewriting, check_instruction
 from jaxrl_llm.types import UserError
 
@@ -39,6 +40,7 @@ class Rule(NamedTuple):
   skip: float = 0.0  # probability that a prompt with a share above 0 gets no hint at a step
   noise: float = 0.0  # standard deviation of noise on shares above 0
   rewriting: Rewriting | None = None  # the policy writes another question; None: no
+  reflection: Reflection | None = None  # the policy reflects on failed attempts; None: no
 
 
 class HintScheduler:
@@ -241,10 +243,28 @@ def rewritten(
   _check_integer('least_chars', least_chars, 1)
   _check_integer('most_chars', most_chars, least_chars)
   for name, text in (('simplify', simplify), ('vary', vary)):
-    check_instruction(name, text)
+    check_instruction(name, text, others=('answer',))
   settings = Rewriting(hard, medium, simplify, vary, least_chars, most_chars)
 
   return Rule(CONTEXT, lambda visits: 0.0, rewriting=settings)
+
+
+def reflected(*, request: str = REQUEST, guidance: str = GUIDANCE) -> Rule:
+  """The policy reflects on a failed attempt, and tries again from the pivot of its report, which guides it.
+
+  The step after a plain group that is not all right asks for reflections on its first failed attempt, and the step
+  after samples retries: the prompt contains the first valid report and the completion begins with the steps before its
+  pivot, which are lines of the attempt. Retries are learned without the report, in one group with the attempt, in
+  place of the last retry. The steps before the pivot are part of the prompt then, in both, and thus no part of the
+  loss. The attempts wait for the reflection: without a valid one they are learned as they are, and otherwise beside
+  the retries, without the one that was reflected on. Where a retry is right, the reflection and the first such retry
+  behind its guidance are learned as groups of one row with reward 1. Rows that wait fill the slots of requests.
+  The official code samples attempts, a reflection and a retry of each in one step, with one baseline for all of them.
+  arXiv:2601.03715 (R3L).
+  """
+  check_instruction('request', request, ('question', 'attempt'))
+  check_instruction('guidance', guidance, ('question', 'report'))
+  return Rule(CONTEXT, lambda visits: 0.0, reflection=Reflection(request, guidance))
 
 
 def _staircase(visits: list[Visit], start: float, step: float, after: int) -> float:

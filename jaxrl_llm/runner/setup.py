@@ -26,6 +26,7 @@ from jaxrl_llm.runner import (
   endpoint,
   hints,
   multi_turn,
+  reflected_retries,
   rewritten_prompts,
   teacher_text,
   token_stats,
@@ -233,7 +234,11 @@ def _hints(
   rule = stages.pick(curriculum.hint_rules, config.curriculum.hint, 'curriculum.hint')()
   if rule is None:
     return None
-  provider = rewritten_prompts.RewrittenPrompts if rule.rewriting else hints.HintProvider
+  provider = hints.HintProvider
+  if rule.rewriting is not None:
+    provider = rewritten_prompts.RewrittenPrompts
+  if rule.reflection is not None:
+    provider = reflected_retries.ReflectedRetries
   return provider(rule, table, tokenizer, config.data, config.seed)
 
 

@@ -526,6 +526,19 @@ def test_opmd_at_a_high_temperature_is_the_mean():
   np.testing.assert_allclose(got, advantage.group_centered(reward, length), atol=1e-5)
 
 
+def test_r3l_without_amplification_is_the_mean():
+  d = data()
+  plain = dict(fn='amplified', right=9.0, factor=1.0, temperature=0.0)
+  mean = run(d, **of('r3l', advantage='group_centered'))[0]
+  same(run(d, **of('r3l', advantage=plain))[0], mean)
+
+
+def test_r3l_counts_the_only_row_of_a_group_by_its_reward():
+  """From 1 up as 1, and below that threefold; an empty row is none of the group."""
+  reward, length = jnp.array([[0.5, 7.0], [1.5, 7.0]]), jnp.array([[3, 0], [3, 0]])
+  np.testing.assert_allclose(advantage.amplified(reward, length), [[0.75, 0], [0.5, 0]])
+
+
 def test_asym_re_differs_from_the_mean_by_supervised_learning_on_its_own_samples():
   d = data()
   mean = run(d, **of('asym_re', advantage='group_centered'))[0]
