@@ -22,7 +22,7 @@ class WaitingSlots:
   def fill(self, batch: Batch, changed: dict[int, Batch | None]) -> Batch:
     """The batch with slots `changed`, and with waiting slots in place of empty ones and of those changed to None.
 
-    As many single rows wait on as a batch has slots; older ones are dropped.
+    Of the single rows that wait on, those that would fill two more batches stay; older ones are dropped.
     """
     P = len(batch.prompts.index_P)
     n_P = (np.asarray(batch.rollout.length_B).reshape(P, -1) > 0).sum(1)
@@ -30,7 +30,7 @@ class WaitingSlots:
     for p in range(P):
       slot = changed.get(p, group_batches.slots(batch, np.array([p])) if n_P[p] else None)
       slots.append(self._next(batch) if slot is None else slot)
-    del self.singles[:-P]
+    del self.singles[: -2 * P]
     return group_batches.joined(slots)
 
   def _next(self, like: Batch) -> Batch:

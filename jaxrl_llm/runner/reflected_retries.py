@@ -86,14 +86,16 @@ class ReflectedRetries(FollowUps):
     n_P = (np.asarray(batch.rollout.length_B).reshape(len(finished_P), -1) > 0).sum(1)
     changed: dict[int, Batch | None] = {}
     retried = improved = 0
-    for p in np.flatnonzero(finished_P & (n_P > 0)).tolist():
+    for p in np.flatnonzero(finished_P).tolist():
       slot, index = group_batches.slots(batch, np.array([p])), int(batch.prompts.index_P[p])
       if batch.prompts.context_P[p] == RETRY:
-        case = self.cases.pop(index, None)
-        changed[p] = None if case is None else self._learned(index, case, slot)
-        retried += case is not None
-        improved += case is not None and self._keep_improvement(case, slot)
-      elif self._holds(index, slot):
+        case, changed[p] = self.cases.pop(index, None), None
+        if case is not None and n_P[p]:
+          changed[p], retried = self._learned(index, case, slot), retried + 1
+          improved += self._keep_improvement(case, slot)
+        elif case is not None:
+          self.slots.groups.append(case.group)
+      elif n_P[p] and self._holds(index, slot):
         changed[p] = None
     batch = self.slots.fill(batch, changed)
     waiting = {'hint/retries': retried, 'hint/improved': improved}

@@ -224,10 +224,6 @@ def test_what_does_not_fit_is_not_asked_and_not_retried():
   own = make(request='{question} {attempt}' + 'x' * L)
   attempts = attempted(own)
   assert row_texts(attempts.learned) == [[RIGHT, WRONG, WRONG]] and not len(own.waiting)
-  own = make()
-  attempted(own)
-  visit = reflected(own, [json.dumps(REPORT | dict(improvement_suggestion='y' * 150))] * 3)
-  assert visit.received['hint/reflections'] == 1
   own = make(guidance='{question} {report}' + 'x' * L)
   attempted(own)
   assert reflected(own).received['hint/reflections'] == 0
@@ -252,17 +248,17 @@ def test_groups_that_are_unfinished_decide_nothing():
   assert not own.cases and row_texts(learned) == [[WRONG] * G]
 
 
-def test_rows_that_wait_are_at_most_as_many_as_slots():
+def test_rows_that_wait_on_are_at_most_those_of_two_batches():
   own = make()
-  for number in range(4):
-    attempted(own)
-    reflected(own)
-    retried(own, [f'four {number}'] * G)
-    own.slots.groups.clear()
-  assert len(own.slots) == 3  # two more than a batch has until the next batch
-  learned = [Visit(own, [1], ['', '', '']).learned for _ in range(2)]
-  assert row_texts(learned[0])[0][0] == REPLY and len(own.slots) == 0
-  assert row_texts(learned[1]) == [[''] * 3]
+  attempted(own)
+  reflected(own)
+  case = own.cases[0]
+  own.slots.singles += [case.reply] * 5
+  Visit(own, [1], [RIGHT] * G)
+  assert len(own.slots) == 2
+  own.slots.groups += [case.group] * 5
+  Visit(own, [1], [RIGHT] * G)
+  assert len(own.slots) == 7
 
 
 def saved(own, folder):
