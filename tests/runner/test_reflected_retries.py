@@ -8,11 +8,14 @@ import json
 import jax
 import numpy as np
 import pytest
+import tiny_job
 
-from jaxrl_llm import data, objective
+from jaxrl_llm import data, objective, train
 from jaxrl_llm.checkpointing import checkpoint
+from jaxrl_llm.config import loading as configs
 from jaxrl_llm.config.schema import DataConfig
-from jaxrl_llm.curriculum import hint_rules
+from jaxrl_llm.curriculum import hint_rules, reflection
+from jaxrl_llm.distributed import sharding
 from jaxrl_llm.models import decoder
 from jaxrl_llm.runner import reflected_retries
 from jaxrl_llm.types import PLAIN, REQUEST, RETRY, STOPPED, Batch, Rollout, Row
@@ -326,3 +329,47 @@ def test_the_gradient_is_that_of_whole_rows_masked_before_the_pivot():
   for a, b in zip(got, want, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-5 * largest)
   assert any(abs(a - b).max() > 1e-2 * largest for a, b in zip(want, unmasked, strict=True))
+
+
+REFLECTED = dict(
+  prompts=4,
+  rollouts=4,
+  steps=8,
+  prompt_tokens=24,
+  curriculum=dict(
+    hint=dict(fn='reflected', request='{question}{attempt}', guidance='{question}{report}'),
+    candidates=dict(fn='stream', multiple=1),
+  ),
+  objective=dict(
+    advantage=dict(fn='amplified'),
+    ratio=dict(fn='one'),
+    trust_region=dict(fn='none'),
+    kl=dict(fn='k2', coef=0.001),
+  ),
+  checkpoint=dict(every=5, keep=1),
+  sft=dict(steps=60, learning_rate=3e-3, prompts=16),
+)
+
+
+@pytest.mark.parametrize('mode', ['fused', 'lag'])
+def test_a_continued_run_is_the_uninterrupted_one(mode, tmp_path, monkeypatch):
+  """A character model: every reply is a report, and every character a step."""
+  report = reflection.Report('12', 1)
+  monkeypatch.setattr(reflection.Reflection, 'report_in', lambda *_: report)
+  monkeypatch.setattr(reflection, 'steps_of', list)
+  monkeypatch.setattr(reflection, 'numbered', str)
+  monkeypatch.setattr(reflection, 'tokens_before', lambda ids, decode, pivot: pivot)
+  file = tiny_job.config_file(tmp_path, **REFLECTED, mode=mode)
+
+  def run(folder, *overrides):
+    c = configs.load(file, list(overrides))
+    train.run(c, str(tmp_path / folder), sharding.make_mesh(c.mesh, jax.devices()[:1]))
+    return tiny_job.rows(tmp_path / folder)
+
+  whole = run('whole')
+  run('run', '--config.steps=5')
+  assert run('run') == whole
+  total = {name: sum(row[name] for row in whole) for name in whole[0] if name.startswith('hint/')}
+  assert total['hint/requests'] == total['hint/reflections'] > total['hint/retries'] > 3
+  assert total['hint/improved'] > 0
+  assert whole[4]['hint/waiting_slots'] > 0  # saved and restored
