@@ -9,18 +9,16 @@ from typing import Any, NamedTuple
 REQUEST = (
   'An attempt at the question below failed. Its steps are numbered from 0. Find the step at which it went wrong, and '
   'the reason. Write one JSON object alone, with "trajectory_summary", "root_cause_analysis", "trajectory_outcome", '
-  'which is "failure", "improvement_suggestion", which is advice for another attempt, and "retry_from_step", the number '
-  'of the first step to write anew.\n\nQuestion: {question}\n\n{attempt}'
+  'which is "failure", "improvement_suggestion", which is advice for another attempt, and "retry_from_step", the '
+  'number of the first step to write anew.\n\nQuestion: {question}\n\n{attempt}'
 )
-GUIDANCE = (
-  '{question}\n\nA reflection on an earlier attempt that failed:\n{report}\nFollow its advice without mentioning it.'
-)
-_FIELDS = ('trajectory_summary', 'root_cause_analysis', 'trajectory_outcome')
+GUIDANCE = '{question}\n\nA reflection on an earlier attempt that failed:\n{report}\nFollow its advice without mentioning it.'
+_FIELDS = ('trajectory_summary', 'root_cause_analysis')
 _FLAWED = ('success_but_inefficient', 'failure')
 
 
 class Report(NamedTuple):
-  """What a reflection says of an attempt."""
+  """A valid report on an attempt."""
 
   text: str  # JSON
   pivot: int  # steps of the attempt that are kept
@@ -55,7 +53,7 @@ def _pivot(report: Any) -> int | None:
   if not isinstance(report, dict) or not all(field in report for field in _FIELDS):
     return None
   step = report.get('retry_from_step')
-  if report['trajectory_outcome'] not in _FLAWED or report.get('improvement_suggestion') is None:
+  if report.get('trajectory_outcome') not in _FLAWED or report.get('improvement_suggestion') is None:
     return None
   try:
     return int(step)

@@ -131,7 +131,9 @@ def test_without_a_valid_reflection_the_attempts_are_learned_as_they_are_in_its_
   visit = reflected(own, said)
   assert visit.received == {'hint/requests': 1, 'hint/reflections': 0}
   assert (visit.rollout.length_B == 0).all()  # neither graded nor learned
-  for got, want in zip(jax.tree.leaves(visit.learned), jax.tree.leaves(attempts.graded), strict=True):
+  for got, want in zip(
+    jax.tree.leaves(visit.learned), jax.tree.leaves(attempts.graded), strict=True
+  ):
     np.testing.assert_array_equal(got, want)
     assert got.dtype == want.dtype
   assert not own.cases and not len(own.waiting) and not len(own.slots)
@@ -209,7 +211,9 @@ def test_retries_that_were_all_dropped_leave_the_attempts():
   reflected(own)
   visit = retried(own, ['', '', ''])
   assert not own.cases
-  for got, want in zip(jax.tree.leaves(visit.learned), jax.tree.leaves(attempts.graded), strict=True):
+  for got, want in zip(
+    jax.tree.leaves(visit.learned), jax.tree.leaves(attempts.graded), strict=True
+  ):
     np.testing.assert_array_equal(got, want)
 
 
