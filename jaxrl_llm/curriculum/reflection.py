@@ -12,7 +12,7 @@ REQUEST = (
   'which is "failure", "improvement_suggestion", which is advice for another attempt, and "retry_from_step", the '
   'number of the first step to write anew.\n\nQuestion: {question}\n\n{attempt}'
 )
-GUIDANCE = '{question}\n\nA reflection on an earlier attempt that failed:\n{report}\nFollow its advice without mentioning it.'
+GUIDANCE = '{question}\n\nA reflection on an attempt that failed:\n{report}\nFollow its advice without mentioning it.'
 _FIELDS = ('trajectory_summary', 'root_cause_analysis')
 _FLAWED = ('success_but_inefficient', 'failure')
 
@@ -53,7 +53,9 @@ def _pivot(report: Any) -> int | None:
   if not isinstance(report, dict) or not all(field in report for field in _FIELDS):
     return None
   step = report.get('retry_from_step')
-  if report.get('trajectory_outcome') not in _FLAWED or report.get('improvement_suggestion') is None:
+  if (
+    report.get('trajectory_outcome') not in _FLAWED or report.get('improvement_suggestion') is None
+  ):
     return None
   try:
     return int(step)

@@ -75,9 +75,10 @@ def rollout_of(said, salt=0.0):
   for row, text in zip(tokens_BxT, said, strict=True):
     row[: len(text)] = Letters().encode(text)
   length_B = np.array([len(text) + 1 if text else 0 for text in said], np.int32)
-  logp_BxT = -salt - 0.01 * np.arange(tokens_BxT.size).reshape(tokens_BxT.shape).astype(np.float32)
+  logp_BxT = -salt - 0.01 * np.arange(tokens_BxT.size, dtype=np.float32).reshape(tokens_BxT.shape)
+  logp_BxT *= np.arange(T) < length_B[:, None]
   reason_B = np.full(len(said), STOPPED, np.int8)
-  version_BxT = np.full_like(tokens_BxT, 7)
+  version_BxT = 7 * (np.arange(T) < length_B[:, None]).astype(np.int32)
   ones_B, none = np.ones(len(said), np.float32), np.zeros((len(said), 0), np.float32)
   return Rollout(tokens_BxT, logp_BxT, length_B, reason_B, version_BxT, ones_B, none)
 
@@ -351,7 +352,7 @@ REFLECTED = dict(
     kl=dict(fn='k2', coef=0.001),
   ),
   checkpoint=dict(every=5, keep=1),
-  sft=dict(steps=60, learning_rate=3e-3, prompts=16),
+  **tiny_job.UNTAUGHT,
 )
 
 
@@ -374,6 +375,6 @@ def test_a_continued_run_is_the_uninterrupted_one(mode, tmp_path, monkeypatch):
   run('run', '--config.steps=5')
   assert run('run') == whole
   total = {name: sum(row[name] for row in whole) for name in whole[0] if name.startswith('hint/')}
-  assert total['hint/requests'] == total['hint/reflections'] > total['hint/retries'] > 3
+  assert total['hint/requests'] == total['hint/reflections'] >= total['hint/retries'] > 3
   assert total['hint/improved'] > 0
   assert whole[4]['hint/waiting_slots'] > 0  # saved and restored
