@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 REQUEST = (
   'An attempt at the question below failed. Its steps are numbered from 0. Find the step at which it went wrong, and '
@@ -48,7 +48,7 @@ class Reflection(NamedTuple):
     return Report(text.encode(errors='replace').decode(), pivot)
 
 
-def _pivot(report: Any) -> int | None:
+def _pivot(report: object) -> int | None:
   """The step to begin again from; None in a report that is incomplete or finds no flaw."""
   if not isinstance(report, dict) or not all(field in report for field in _FIELDS):
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
@@ -59,7 +58,7 @@ class FollowUps(HintProvider):
   def _asked(self, index: int, instruction: str, **parts: str) -> np.ndarray | None:
     """Token ids of an instruction with the question and `parts`; None where it does not fit."""
     # A request is no question of the data: config.data.template does not apply.
-    settings: Any = dataclasses.replace(self.settings, template='{question}')
+    settings = dataclasses.replace(self.settings, template='{question}')
     row = data.with_question(self.table.rows[index], instruction, parts)
     token_ids = data.encode(row, settings, self.tokenizer)
     return token_ids if len(token_ids) <= self.table.prompt_tokens else None

@@ -84,11 +84,12 @@ class ReflectedRetries(FollowUps):
     """As `HintProvider.update`; attempts are held back, and retries are learned without their guidance."""
     batch, metrics = super().update(batch, finished_P)
     n_P = (np.asarray(batch.rollout.length_B).reshape(len(finished_P), -1) > 0).sum(1)
+    context_P = np.asarray(batch.prompts.context_P)
     changed: dict[int, Batch | None] = {}
     retried = improved = 0
     for p in np.flatnonzero(finished_P).tolist():
       slot, index = group_batches.slots(batch, np.array([p])), int(batch.prompts.index_P[p])
-      if batch.prompts.context_P[p] == RETRY:
+      if context_P[p] == RETRY:
         case, changed[p] = self.cases.pop(index, None), None
         if case is not None and n_P[p]:
           changed[p], retried = self._learned(index, case, slot), retried + 1
