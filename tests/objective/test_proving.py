@@ -140,6 +140,7 @@ DEFAULTS = {
     group_whitened=[1e-8],
     shifted=[-0.1],
     exp_weighted=[1.0],
+    amplified=[1.0, 3.0, 1.0],
     log_mean_exp=[1.0],
     least_variance=[True, 1e-8],
     adora=[0.1, 0.5, 4054, 1e-6],
