@@ -3,11 +3,11 @@
 python -m jaxrl_llm.main --config=r3l
 Numbers: 4 attempts and 4 retries of a prompt, factor 3, advantage 1 from reward 1 up, τ = 1, no ratio and k2 with 0.001
 are those of the official scripts. There each attempt is reflected on and retried once, in the same step, and all eight
-share a baseline. Here the first failed attempt of a group is reflected on in the next step and retried in the one after;
-its retries, the last one of which it replaces, are a group of their own beside the other attempts. Right attempts are
-not reflected on. A step is a turn there, and mathematics begins again from the first one; here it is a line of the
-completion. The instructions, the batch (96 prompts there) and the learning rate (1e-6 there) are ours, for a 135M model
-on a laptop.
+share a baseline. Here the first failed attempt of a group is reflected on in the next step and retried in the one
+after; its retries, the last one of which it replaces, are a group of their own beside the other attempts. Right
+attempts are not reflected on. A step is a turn there, and mathematics begins again from the first one; here it is a
+line of the completion. The instructions, the batch (96 prompts there) and the learning rate (1e-6 there) are ours, for
+a 135M model on a laptop.
 """
 
 

@@ -258,7 +258,8 @@ def reflected(*, request: str = REQUEST, guidance: str = GUIDANCE) -> Rule:
   place of the last retry. The steps before the pivot are part of the prompt then, in both, and thus no part of the
   loss. The attempts wait for the reflection: without a valid one they are learned as they are, and otherwise beside
   the retries, without the one that was reflected on. Where a retry is right, the reflection and the first such retry
-  behind its guidance are learned as groups of one row with reward 1. Rows that wait fill the slots of requests.
+  behind its guidance are learned as groups of one row with reward 1. All of these wait for an empty slot, such as that of
+  a request; of the single rows, the newest of two batches.
   The official code samples attempts, a reflection and a retry of each in one step, with one baseline for all of them.
   arXiv:2601.03715 (R3L).
   """

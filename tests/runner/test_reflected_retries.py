@@ -351,7 +351,7 @@ REFLECTED = dict(
     trust_region=dict(fn='none'),
     kl=dict(fn='k2', coef=0.001),
   ),
-  checkpoint=dict(every=5, keep=1),
+  checkpoint=dict(every=4, keep=1),
   **tiny_job.UNTAUGHT,
 )
 
@@ -372,9 +372,11 @@ def test_a_continued_run_is_the_uninterrupted_one(mode, tmp_path, monkeypatch):
     return tiny_job.rows(tmp_path / folder)
 
   whole = run('whole')
-  run('run', '--config.steps=5')
+  run('run', '--config.steps=4')
   assert run('run') == whole
   total = {name: sum(row[name] for row in whole) for name in whole[0] if name.startswith('hint/')}
   assert total['hint/requests'] == total['hint/reflections'] >= total['hint/retries'] > 3
   assert total['hint/improved'] > 0
-  assert whole[4]['hint/waiting_slots'] > 0  # saved and restored
+  waiting = [row['hint/waiting_slots'] for row in whole]
+  assert mode == 'lag' or waiting[3] > waiting[4], waiting  # learned after the restart
+  assert max(waiting) > 0
