@@ -252,14 +252,13 @@ def rewritten(
 def reflected(*, request: str = REQUEST, guidance: str = GUIDANCE) -> Rule:
   """The policy reflects on a failed attempt, and tries again from the pivot of its report, which guides it.
 
-  The step after a plain group that is not all right asks for reflections on its first failed attempt, and the step
-  after samples retries: the prompt contains the first valid report and the completion begins with the steps before its
-  pivot, which are lines of the attempt. Retries are learned without the report, in one group with the attempt, in
-  place of the last retry. The steps before the pivot are part of the prompt then, in both, and thus no part of the
-  loss. The attempts wait for the reflection: without a valid one they are learned as they are, and otherwise beside
-  the retries, without the one that was reflected on. Where a retry is right, the reflection and the first such retry
-  behind its guidance are learned as groups of one row with reward 1. All of these wait for an empty slot, such as that of
-  a request; of the single rows, the newest of two batches.
+  The step after a plain group that is not all right asks for reflections on its first failed attempt. The step after
+  samples retries: the prompt contains the first valid report, and the completion begins with the steps before its
+  pivot; steps are the lines of the attempt. Retries are learned without the report, in one group with the attempt,
+  which replaces the last of them. In both, the steps before the pivot are part of the prompt and have no loss. The
+  other attempts wait for the reflection and are learned as a group of their own; without a valid report all of them
+  are. Where a retry is right, the reflection and the first such retry, with its guidance, are learned as groups of one
+  row with reward 1. All wait for an empty slot, such as that of a request; of single rows, the newest of two batches.
   The official code samples attempts, a reflection and a retry of each in one step, with one baseline for all of them.
   arXiv:2601.03715 (R3L).
   """
