@@ -35,8 +35,9 @@ UNFINISHED, STOPPED, TRUNCATED, EXITED, ABORTED = 0, 1, 2, 3, 4
 REASONS = ('unfinished', 'stop', 'length', 'exit', 'abort')
 
 # What a prompt holds: values of Prompts.context_P, from 0 up the number of a strategy. PLAIN: the question itself;
-# FROM_HARD, FROM_MEDIUM: a question rewritten from a hard or medium one; REQUEST: a request to rewrite it.
-PLAIN, FROM_HARD, FROM_MEDIUM, REQUEST = -1, -2, -3, -4
+# FROM_HARD, FROM_MEDIUM: a question rewritten from a hard or medium one; REQUEST: a request to rewrite it or to reflect
+# on an attempt; RETRY: the question with such a reflection.
+PLAIN, FROM_HARD, FROM_MEDIUM, REQUEST, RETRY = -1, -2, -3, -4, -5
 
 
 # Key of Row.extra: the columns of the source, where they differ from Row's other fields.

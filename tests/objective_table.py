@@ -183,6 +183,12 @@ def balanced(r, n):
   return out
 
 
+@by_group
+def amplified(r, n):
+  """A half from 1.15 up, else half the difference from the mean, and three times that above it."""
+  return np.array([1.0 if x >= 1.15 else max(x - r.mean(), 3 * (x - r.mean())) for x in r]) / 2
+
+
 opmd = by_group(lambda r, n: (r - 2 * np.log(np.exp(r / 2).mean())) / 3)
 weighted = by_group(lambda r, n: r - (r * n).sum() / n.sum())
 median = by_group(lambda r, n: (r - np.median(r)) / (np.median(np.abs(r - np.median(r))) + 1e-3))
@@ -711,6 +717,11 @@ def clpo(x, s, d):
   scale = np.where(rate <= 0.6, 0.5, 0.9)
   policy = ppo(agg=mixed, dual=1.3)(x, s, d)
   return policy + 0.05 * (mixed(d) * scale * k3(x, s, d)).sum()
+
+
+def r3l(x, s, d):
+  """Amplified advantages, and 0.05 times k2."""
+  return reinforce(amplified, tok)(x, s, d) + 0.05 * (tok(d) * (x - d.reference) ** 2 / 2).sum()
 
 
 def interpolated(x, s, d):
@@ -1316,6 +1327,18 @@ METHODS = {
     ),
     clpo,
     on_policy=False,
+  ),
+  'r3l': Row(
+    dict(
+      advantage=dict(fn='amplified', right=1.15),
+      ratio='one',
+      trust_region='none',
+      kl=dict(fn='k2', coef=0.05),
+      aggregation='token_mean',
+    ),
+    r3l,
+    on_policy=False,
+    value=False,
   ),
   'k3_straight': Row(
     dict(kl=dict(fn='k3_straight', coef=0.05)),

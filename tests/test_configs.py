@@ -78,6 +78,7 @@ WITNESS = dict(
   ad_hint=lambda row: row['hint/groups'] > 0,
   nudge_rl=lambda row: 0 < row['hint/groups'] < P,
   clpo=lambda row: 0 < row['hint/groups'] < P and row['actor/kl_loss'] >= 0,
+  r3l=lambda row: row['hint/requests'] > 0 and row['actor/kl_loss'] >= 0,
   guess=lambda row: row['environment/observation_tokens'] > 0,
   harness=lambda row: row['environment/requests'] >= P * G,
   gigpo=lambda row: row['environment/turns'] > 1,
@@ -192,6 +193,8 @@ def shrink_rollout(c) -> None:
   ):  # of prompts that are all wrong, with replies of any length
     how = dict(simplify='{question}!', vary='{question}?', least_chars=1)
     c.curriculum.hint.update(how, hard=0.0, medium=0.0)
+  if c.curriculum.hint.fn == 'reflected':
+    c.curriculum.hint.update(request='{question}?{attempt}', guidance='{question}!{report}')
   if c.environment.fn != 'none':
     c.completion_tokens = 3 * T  # room for a second turn
 
@@ -303,9 +306,9 @@ def take_steps(name: str, c, context, count: int):
     landed = host_step.land(context, pool, pending)
     batch = landed.batch
     rows.append(landed.metrics)
-    # An episode may end before its last turn, and a minibatch of requests to rewrite prompts is not learned.
+    # An episode may end before its last turn, and a minibatch of requests is not learned.
     least = index if c.optimizer.outer.fn == 'last_turn_first' else most
-    least = 0 if c.curriculum.hint.fn == 'rewritten' else least
+    least = 0 if c.curriculum.hint.fn in ('rewritten', 'reflected') else least
     assert least <= taken <= most
   return before, jax.device_get(state), rows
 

@@ -56,6 +56,7 @@ _LENGTH_HEAD = Condition('rollout.length_head')
 _EARLY_EXIT = Condition('rollout.early_exit')
 _REUSE = Condition('replay.reuse')
 _HINT = Condition('curriculum.hint')
+_REFLECTED = Condition('curriculum.hint', 'in', ('reflected',))
 _REPLAY_EXPERTS = Condition('learner.replay_experts')
 _SPLASH = Condition('learner.attention', 'in', ('splash',))
 _CUDNN = Condition('learner.attention', 'in', ('cudnn',))
@@ -283,6 +284,27 @@ _GROUPS = (
   ),
 )
 
+_REFLECTIONS = (
+  *_rows(
+    (_REFLECTED,),
+    (
+      Condition('objective.advantage', 'in', OF_A_GROUP, 'relative to the group'),
+      Condition('objective.zero_variance', 'in', ('mask',)),
+    ),
+    'reflections and retries with guidance are groups of one row, from which this learns nothing',
+    'set --config.objective.advantage.fn=amplified and --config.objective.zero_variance.fn=keep',
+  ),
+  *_rows(
+    (_REFLECTED,),
+    (
+      Condition('replay.collect'),
+      Condition('curriculum.slots_per_prompt', 'above', 1),
+      Condition('objective.weigh_rows', 'in', (False,)),
+    ),
+    'attempts are learned in slots of a later step, where one row may count for the baseline alone',
+  ),
+)
+
 _MULTI_TURN = (
   *_rows(
     (
@@ -360,6 +382,7 @@ ROWS: tuple[Row, ...] = (
   *_WEIGHTS,
   *(*_GROUPS, *replayed_groups.ROWS, *teacher_settings.ROWS, *centered_scores.ROWS),
   *hinted_prompts.ROWS,
+  *_REFLECTIONS,
   *_MULTI_TURN,
   *(*endpoint_settings.ROWS, *BATCHED_TURNS, *exact_agreement.ROWS),
 )

@@ -30,7 +30,9 @@ ROWS = (
     'set --config.replay.reuse.fn=cached, or --config.curriculum.hint.fn=none',
   ),
   Row(
-    Condition('curriculum.hint', 'in', ('guide', 'rewritten', 'self_rolled', 'corrected')),
+    Condition(
+      'curriculum.hint', 'in', ('guide', 'rewritten', 'self_rolled', 'corrected', 'reflected')
+    ),
     Condition('rollout.stop'),
     'the update reads another prompt or none, so that an unfinished rollout cannot be continued',
     _DEFAULT,

@@ -221,7 +221,8 @@ class CurriculumConfig(Section):
   labels: Stage = stage('none')
   # hints from a known answer: prefix, item_response, by_difficulty, stages (in the completion); guide, exemplars,
   # contexts, self_rolled (in the prompt; the last with replay.reuse=cached); rewritten: questions that the policy
-  # writes from hard and medium ones; corrected: a wrong rollout is completed anew from its first wrong step
+  # writes from hard and medium ones; corrected: a wrong rollout is completed anew from its first wrong step; reflected:
+  # retries with its reflection on a failed attempt
   hint: Stage = stage('none')
   # count | ignore: truncated wrong rollouts count as wrong, or not at all
   truncated: str = 'count'

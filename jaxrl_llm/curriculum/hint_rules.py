@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.curriculum.reflection import GUIDANCE, REQUEST, Reflection
 from jaxrl_llm.curriculum.rewriting import SIMPLIFY, VARY, Rewriting, check_instruction
 from jaxrl_llm.types import UserError
 
@@ -51,6 +52,7 @@ class Rule(NamedTuple):
   rewriting: Rewriting | None = None  # the policy writes another question; None: no
   correction: Correction | None = None  # a wrong completion is completed anew; None: no
   by_slot: tuple[float, ...] = ()  # shares of the answer, one for each slot of a prompt
+  reflection: Reflection | None = None  # the policy reflects on failed attempts; None: no
 
 
 class HintScheduler:
@@ -284,7 +286,7 @@ def rewritten(
   _check_integer('least_chars', least_chars, 1)
   _check_integer('most_chars', most_chars, least_chars)
   for name, text in (('simplify', simplify), ('vary', vary)):
-    check_instruction(name, text)
+    check_instruction(name, text, others=('answer',))
   settings = Rewriting(hard, medium, simplify, vary, least_chars, most_chars)
 
   return Rule(CONTEXT, lambda visits: 0.0, rewriting=settings)
@@ -308,6 +310,24 @@ def corrected(*, part: str = 'steps', least: float = 0.0, guided: bool = True) -
   if not isinstance(guided, bool):
     raise UserError(f'config.curriculum.hint.guided={guided!r} must be True or False.')
   return Rule(PREFIX, lambda visits: 0.0, correction=Correction(part, least, guided))
+
+
+def reflected(*, request: str = REQUEST, guidance: str = GUIDANCE) -> Rule:
+  """The policy reflects on a failed attempt, and tries again from the pivot of its report, which guides it.
+
+  The step after a plain group that is not all right asks for reflections on its first failed attempt. The step after
+  samples retries: the prompt contains the first valid report, and the completion begins with the steps before its
+  pivot; steps are the lines of the attempt. Retries are learned without the report, in one group with the attempt,
+  which replaces the last of them. In both, the steps before the pivot are part of the prompt and have no loss. The
+  other attempts wait for the reflection and are learned as a group of their own; without a valid report all of them
+  are. Where a retry is right, the reflection and the first such retry, with its guidance, are learned as groups of one
+  row with reward 1. All wait for an empty slot, such as that of a request; of single rows, the newest of two batches.
+  The official code samples attempts, a reflection and a retry of each in one step, with one baseline for all of them.
+  arXiv:2601.03715 (R3L).
+  """
+  check_instruction('request', request, ('question', 'attempt'))
+  check_instruction('guidance', guidance, ('question', 'report'))
+  return Rule(CONTEXT, lambda visits: 0.0, reflection=Reflection(request, guidance))
 
 
 def _staircase(visits: list[Visit], start: float, step: float, after: int) -> float:

@@ -49,15 +49,17 @@ class Rewriting(NamedTuple):
     return question if self.least_chars <= len(question) <= self.most_chars else ''
 
 
-def check_instruction(name: str, text: str) -> None:
-  """Raises UserError unless the text is a template with {question}, and with no other field than {answer}."""
+def check_instruction(
+  name: str, text: str, needed: tuple[str, ...] = ('question',), others: tuple[str, ...] = ()
+) -> None:
+  """Raises UserError unless the text is a template with all fields `needed`, and besides with `others` alone."""
   where = f'config.curriculum.hint.{name}={text!r}'
   try:
     fields = {field for _, field, *_ in string.Formatter().parse(text) if field is not None}
-    text.format(question='', answer='')
+    text.format(**dict.fromkeys((*needed, *others), ''))
   except (ValueError, LookupError, TypeError, AttributeError):  # also where it is no text
     fields = set()
-  if 'question' not in fields:
-    raise UserError(
-      f'{where} must be an instruction with {{question}}, and besides with {{answer}} alone.'
-    )
+  if not fields.issuperset(needed):
+    shown, besides = (' and '.join(f'{{{x}}}' for x in names) for names in (needed, others))
+    rest = f'besides with {besides} alone' if others else 'with no other field'
+    raise UserError(f'{where} must be an instruction with {shown}, and {rest}.')

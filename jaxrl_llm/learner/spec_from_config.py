@@ -51,6 +51,8 @@ _TOKENS, _CPU_TOKENS = 8192, 256
 # Tokens of a bin where rows are short, and where a group is: attention costs by the bin, a split group a second prompt.
 _SHORT_BIN, _CPU_SHORT_BIN, _WHOLE_GROUP = 256, 192, 512
 _BIN_ROWS = 64  # of a bin, at most where groups are smaller, so that arrays by row stay small
+# Hints that number what they do to a prompt.
+_WITH_CONTEXTS = ('contexts', 'stages', 'rewritten', 'reflected')
 
 
 def check_objective(config: Config) -> None:
@@ -159,7 +161,7 @@ def make_spec(
       prompt_tokens=config.prompt_tokens,
       group=group,
       slots_per_prompt=_slots_per_prompt(config, rule),
-      contexts=config.curriculum.hint.fn in ('contexts', 'stages', 'rewritten'),
+      contexts=config.curriculum.hint.fn in _WITH_CONTEXTS,
       hints=config.curriculum.hint.fn != 'none',
       slices=slices.count(mesh.devices.flatten().tolist(), config.mesh.slices),
     ),

@@ -150,6 +150,25 @@ def log_mean_exp(
   return (reward_PxG - temperature * soft) / (1 + temperature) * exists
 
 
+def amplified(
+  reward_PxG: jax.Array,
+  length_PxG: jax.Array,
+  *,
+  right: float = 1.0,
+  factor: float = 3.0,
+  temperature: float = 1.0,
+) -> jax.Array:
+  """A = 1 / (1 + τ) where R ≥ `right`, else d / (1 + τ), d = R − mean_g, times `factor` where d ≥ 0.
+
+  OPMD with larger advantages of good rollouts; the only row of a group has d = R. arXiv:2601.03715 (R3L).
+  """
+  exists = _exists(length_PxG)
+  alone_Px1 = exists.sum(1, keepdims=True) < 2
+  off = reward_PxG - jnp.where(alone_Px1, 0.0, _mean(reward_PxG, exists))
+  advantage = jnp.where(off >= 0, factor * off, off)
+  return jnp.where(reward_PxG >= right, 1.0, advantage) * exists / (1 + temperature)
+
+
 def length_weighted(reward_PxG: jax.Array, length_PxG: jax.Array) -> jax.Array:
   """A = R − Σ|y|·R / Σ|y| over the group: approximately the baseline of least variance.
 

@@ -136,6 +136,12 @@ def row_metrics(batch: Batch, buffer: RolloutBuffer) -> dict[str, float]:
   return {'replay/rows': int((length_B > 0).sum())} | buffer.metrics()
 
 
+def behind(rows: Batch, count: int) -> Batch:
+  """Rows without their first `count` tokens, for a prompt that ends with these."""
+  rollout = _columns(lambda _, x: x[:, count:], rows.rollout)
+  return rows._replace(rollout=rollout._replace(length_B=np.asarray(rollout.length_B) - count))
+
+
 def slots_of_share(share: float, prompts: int) -> int:
   """Slots that are `share` of a batch, beside `prompts` sampled groups. Raises UserError where there is none."""
   count = round(prompts * share / (1 - share))

@@ -34,7 +34,7 @@ StepInputs = tuple[Prompts, Rollout | None, Rollout | None, np.int32]
 
 
 def choose(context: RunContext, index: int, in_flight: Sequence[np.ndarray] = ()) -> Choice:
-  """Choose a prompt for every free slot: prompts that wait for rollouts or are being rewritten, then new ones.
+  """Choose a prompt for every free slot: prompts that wait for rollouts or follow their last visit, then new ones.
 
   `in_flight`: the prompts of steps that are not graded yet.
   """

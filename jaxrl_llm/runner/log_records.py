@@ -84,7 +84,7 @@ def choice(
 ) -> JsonObject:
   """A row of choices.jsonl: the prompts of a step, the reason for each, and its posterior before the step.
 
-  `waiting` are prompts that lack rollouts or are being rewritten, `busy` all of these and the unfinished ones.
+  `waiting` are prompts that lack rollouts or follow their last visit, `busy` all of these and the unfinished ones.
   """
   rounded = lambda x: [round(v, 4) if np.isfinite(v) else None for v in np.asarray(x).tolist()]  # noqa: E731
   mean = round(proposal.mean_worth, 4) if np.isfinite(proposal.mean_worth) else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from jaxrl_llm import data, replay
@@ -11,13 +9,13 @@ from jaxrl_llm.config.schema import DataConfig
 from jaxrl_llm.curriculum import hint_rules
 from jaxrl_llm.curriculum.rewriting import Rewriting
 from jaxrl_llm.models.tokenizer import Tokenizer
-from jaxrl_llm.runner.hints import HintProvider
+from jaxrl_llm.runner.follow_ups import FollowUps
 from jaxrl_llm.types import PLAIN, REQUEST, Array, Batch, JsonObject, Prompts, Rollout
 
 _QUESTION = '{text}'
 
 
-class RewrittenPrompts(HintProvider):
+class RewrittenPrompts(FollowUps):
   """The step after a hard or medium group asks for another question, and the step after that samples it.
 
   The rollouts of a request are neither graded nor learned. The first that holds a question which fits
@@ -37,29 +35,6 @@ class RewrittenPrompts(HintProvider):
     super().__init__(rule, table, tokenizer, settings, seed)
     # Prompt → what its question is made from, and the question; '' is asked for first.
     self.questions: dict[int, tuple[int, str]] = {}
-    self._next: list[int] = []  # prompts whose next visit is a request or a rewritten question
-
-  def due(self, most: int) -> np.ndarray:
-    """At most `most` prompts to visit next, int32 [N], in the order in which they became due; each is named once."""
-    chosen, self._next = self._next[:most], self._next[most:]
-    return np.array(chosen, np.int32)
-
-  @property
-  def waiting(self) -> np.ndarray:
-    """The prompts that `due` has not named yet, int32 [N]."""
-    return np.array(self._next, np.int32)
-
-  def add_hints(self, prompts: Prompts, step: int) -> Prompts:
-    """Return the prompts, requests among them; `context_P` says what each is, `hint_P` is 0 for the plain ones."""
-    del step
-    index_P = np.asarray(prompts.index_P).tolist()
-    tokens, context_P = zip(*(self._prompt(index) for index in index_P), strict=True)
-    tokens_PxL, length_P = data.pad_rows(tokens, self.table.prompt_tokens)
-    context_P = np.array(context_P, np.int32)
-    hint_P = (context_P != PLAIN).astype(np.float32)
-    return prompts._replace(
-      tokens_PxL=tokens_PxL, length_P=length_P, context_P=context_P, hint_P=hint_P
-    )
 
   def receive(self, prompts: Prompts, rollout: Rollout) -> tuple[Rollout, dict[str, float]]:
     """Keep the questions of the replies to requests; return the rollout without these rows, and metrics."""
@@ -103,14 +78,8 @@ class RewrittenPrompts(HintProvider):
 
   def _request(self, index: int, kind: int) -> np.ndarray | None:
     """Token ids of the request; None where the data has no answer, and where it does not fit."""
-    row, instruction = self.table.rows[index], self._rewriting.instruction(kind)
-    if not row.answer:
-      return None
-    # A request is no question of the data: config.data.template does not apply.
-    settings = dataclasses.replace(self.settings, template='{question}')
-    asked = data.with_question(row, instruction, dict(answer=row.answer))
-    token_ids = data.encode(asked, settings, self.tokenizer)
-    return token_ids if len(token_ids) <= self.table.prompt_tokens else None
+    answer = self.table.rows[index].answer
+    return self._asked(index, self._rewriting.instruction(kind), answer=answer) if answer else None
 
   def _question(self, index: int, rollout: Rollout, rows: range) -> str:
     """The first question in these rows that fits as a prompt; '' without one."""
@@ -131,10 +100,9 @@ class RewrittenPrompts(HintProvider):
   def state_dict(self) -> JsonObject:
     """The state for a checkpoint."""
     questions = {str(index): list(x) for index, x in self.questions.items()}
-    return super().state_dict() | dict(questions=questions, next=list(self._next))
+    return super().state_dict() | dict(questions=questions)
 
   def load_state_dict(self, state: JsonObject) -> None:
     """Restore from `state_dict`."""
     super().load_state_dict(state)
     self.questions = {int(i): (int(kind), text) for i, (kind, text) in state['questions'].items()}
-    self._next = [int(index) for index in state['next']]

@@ -27,6 +27,7 @@ from jaxrl_llm.runner import (
   endpoint,
   hints,
   multi_turn,
+  reflected_retries,
   rewritten_prompts,
   teacher_text,
   token_stats,
@@ -241,8 +242,11 @@ def _hints(
   if rule.correction is not None:
     part = corrected_prompts.part_column(config.rewards, rule.correction.part)
     return corrected_prompts.CorrectedPrompts(*inputs, part)
-  provider = rewritten_prompts.RewrittenPrompts if rule.rewriting else hints.HintProvider
-  return provider(*inputs)
+  if rule.rewriting is not None:
+    return rewritten_prompts.RewrittenPrompts(*inputs)
+  if rule.reflection is not None:
+    return reflected_retries.ReflectedRetries(*inputs)
+  return hints.HintProvider(*inputs)
 
 
 def _allocation(config: Config) -> Callable[..., curriculum.allocation.Allocation]:

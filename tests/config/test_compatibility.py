@@ -175,6 +175,8 @@ def overrides(condition: Condition) -> tuple[str, ...]:
     return 'objective.distillation.fn=solved_by_group', 'objective.distillation.prompt_tokens=64'
   if (condition.field, condition.value) == ('replay.reuse', ('contrast_pairs', 'recomposed')):
     return 'replay.reuse.fn=contrast_pairs', 'objective.aggregation.fn=token_mean'
+  if condition.value == ('reflected',):
+    return 'curriculum.hint.fn=reflected', 'objective.advantage.fn=amplified'
   if (condition.field, condition.value) == ('replay.reuse', ('self_imitation',)):
     return 'replay.reuse.fn=self_imitation', 'objective.advantage.fn=group_centered'
   if (condition.field, condition.value) == ('curriculum.hint', ('self_rolled',)):

@@ -192,6 +192,13 @@ def test_chance_shows_nothing_as_often_as_it_says_and_spreads_shares():
     (lambda: hint_rules.rewritten(vary='{question} {text}'), 'curriculum.hint.vary='),
     (lambda: hint_rules.rewritten(vary='{question'), 'curriculum.hint.vary='),
     (lambda: hint_rules.rewritten(vary=3), 'curriculum.hint.vary=3'),
+    (
+      lambda: hint_rules.reflected(request='{question}'),
+      r'hint.request=.*\{question\} and \{attempt\}',
+    ),
+    (lambda: hint_rules.reflected(request='{question} {attempt} {x}'), 'hint.request='),
+    (lambda: hint_rules.reflected(guidance='{question'), 'curriculum.hint.guidance='),
+    (lambda: hint_rules.reflected(guidance=3), 'curriculum.hint.guidance=3 must be'),
   ],
 )
 def test_bad_settings_are_named(make, field):

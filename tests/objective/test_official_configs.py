@@ -23,6 +23,7 @@ GOLDENS = {
   'rlep': ('rlep', set()),
   'a_star_po': ('a_star_po', {'kl.coef'}),
   'clpo': ('clpo', {'kl.coef'}),
+  'r3l': ('r3l', set()),
   'score_centering': ('score_centering', set()),
   'hpt': ('hpt', {'sft_loss.weight'}),
   'spear': ('spear', set()),

@@ -140,6 +140,7 @@ DEFAULTS = {
     group_whitened=[1e-8],
     shifted=[-0.1],
     exp_weighted=[1.0],
+    amplified=[1.0, 3.0, 1.0],
     log_mean_exp=[1.0],
     least_variance=[True, 1e-8],
     adora=[0.1, 0.5, 4054, 1e-6],
@@ -526,6 +527,19 @@ def test_opmd_at_a_high_temperature_is_the_mean():
   reward, length = jnp.asarray(data().reward.reshape(P, G)), jnp.ones((P, G))
   got = 1e6 * advantage.log_mean_exp(reward, length, temperature=1e6)
   np.testing.assert_allclose(got, advantage.group_centered(reward, length), atol=1e-5)
+
+
+def test_r3l_without_amplification_is_the_mean():
+  d = data()
+  plain = dict(fn='amplified', right=9.0, factor=1.0, temperature=0.0)
+  mean = run(d, **of('r3l', advantage='group_centered'))[0]
+  same(run(d, **of('r3l', advantage=plain))[0], mean)
+
+
+def test_r3l_counts_the_only_row_of_a_group_by_its_reward():
+  """From 1 up as 1, and below that threefold; an empty row is none of the group."""
+  reward, length = jnp.array([[0.5, 7.0], [1.5, 7.0]]), jnp.array([[3, 0], [3, 0]])
+  np.testing.assert_allclose(advantage.amplified(reward, length), [[0.75, 0], [0.5, 0]])
 
 
 def test_asym_re_differs_from_the_mean_by_supervised_learning_on_its_own_samples():
