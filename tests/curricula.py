@@ -32,6 +32,7 @@ RULES = {
       'dots',
       'hidden_state',
       'clpo',
+      'hill',
     )
   },
   'anchored': dict(

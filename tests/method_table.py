@@ -64,6 +64,7 @@ TESTS = {
   'replay.collect': 'tests/replay/test_dynamic_sampling.py',
   'curriculum.hint': 'tests/curriculum/test_hint_rules.py',
   'curriculum.hint=rewritten': 'tests/runner/test_rewritten_prompts.py',
+  'curriculum.hint=written': 'tests/runner/test_written_hints.py',
   'curriculum.labels': 'tests/curriculum/test_labels.py',
   'curriculum.allocation': 'tests/curriculum/test_allocation.py',
   'data.keep': 'tests/data/test_row_filters.py',

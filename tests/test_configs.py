@@ -25,7 +25,14 @@ from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.monitoring import update_metrics
 from jaxrl_llm.replay.shared_rollouts import Completion, SharedGroup
-from jaxrl_llm.runner import endpoint, host_step, multi_turn, prompt_encoding, setup
+from jaxrl_llm.runner import (
+  endpoint,
+  hint_reliance,
+  host_step,
+  multi_turn,
+  prompt_encoding,
+  setup,
+)
 from jaxrl_llm.runner.context import PendingStep
 from jaxrl_llm.types import Row
 
@@ -74,6 +81,7 @@ WITNESS = dict(
   ad_hint=lambda row: row['hint/groups'] > 0,
   nudge_rl=lambda row: 0 < row['hint/groups'] < P,
   clpo=lambda row: 0 < row['hint/groups'] < P and row['actor/kl_loss'] >= 0,
+  hill=lambda row: row['hint/groups'] > 0,
   guess=lambda row: row['environment/observation_tokens'] > 0,
   harness=lambda row: row['environment/requests'] >= P * G,
   gigpo=lambda row: row['environment/turns'] > 1,
@@ -89,7 +97,7 @@ WITNESS = dict(
   reinforce_pp_kl=lambda row: abs(row['critic/reward_kl']) > 1e-6,
 )
 # The rewards of the first group are equal: 1, so that an outlier may be cut, or 0, so that its demonstration counts.
-EQUAL_REWARD = dict(hpt=0.0, dars_top_ups=0.0, prefix_rl=0.0, guide=0.0, ad_hint=0.0, clpo=0.0)
+EQUAL_REWARD = dict(hpt=0.0, dars_top_ups=0.0, prefix_rl=0.0, guide=0.0, ad_hint=0.0, clpo=0.0, hill=0.0)
 
 
 class Planted:
@@ -183,6 +191,8 @@ def shrink_rollout(c) -> None:
   ):  # of prompts that are all wrong, with replies of any length
     how = dict(simplify='{question}!', vary='{question}?', least_chars=1)
     c.curriculum.hint.update(how, hard=0.0, medium=0.0)
+  if c.curriculum.hint.fn == 'written':  # a reply of any form is a hint
+    c.curriculum.hint.update(instruction='{question}{attempt}!', tag='')
   if c.environment.fn != 'none':
     c.completion_tokens = 3 * T  # room for a second turn
 
@@ -279,6 +289,7 @@ def take_steps(name: str, c, context, count: int):
   state = train_state.init_state(spec, models_.policy.params, teacher)
   before, batch = jax.device_get(state), empty_records.empty_batch(spec)
   call, encode = step_of(context), prompt_encoding.compile_call(context)
+  measure = hint_reliance.compile_call(context)
   loop, rows = spec.update.inner_steps, []
   steps_per_batch = spec.update.minibatches * (loop.max_steps(c.environment.turns) if loop else 1)
   for index in range(count):  # the first batch is empty
@@ -288,13 +299,14 @@ def take_steps(name: str, c, context, count: int):
     if context.episodes is not None:
       prompts = context.episodes.prompts_of(prompts)
     encoded = encode and encode(index, state, prompts.index_P)
-    pending = PendingStep(index, prompts, rollout, metrics, encoded=encoded)
+    reliance_B = measure and measure(state, prompts, rollout)
+    pending = PendingStep(index, prompts, rollout, metrics, encoded=encoded, reliance_B=reliance_B)
     landed = host_step.land(context, pool, pending)
     batch = landed.batch
     rows.append(landed.metrics)
-    # An episode may end before its last turn, and a minibatch of requests to rewrite prompts is not learned.
+    # An episode may end before its last turn, and a minibatch of requests or hinted groups is not learned.
     least = index if c.optimizer.outer.fn == 'last_turn_first' else most
-    least = 0 if c.curriculum.hint.fn == 'rewritten' else least
+    least = 0 if c.curriculum.hint.fn in ('rewritten', 'written') else least
     assert least <= taken <= most
   return before, jax.device_get(state), rows
 

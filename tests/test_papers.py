@@ -102,7 +102,7 @@ def test_every_config_is_proven_and_trains_the_default_job(name):
   assert own.learner == dapo.learner
   if own.lora.rank:  # an adapter starts at zero
     own.optimizer.learning_rate = dapo.optimizer.learning_rate
-  if own.curriculum.hint.fn == 'rewritten':  # room for a question in a reply
+  if own.curriculum.hint.fn in ('rewritten', 'written'):  # room for a question or a hint in a reply
     own.completion_tokens = dapo.completion_tokens
   for field in own:
     if field not in FREE:

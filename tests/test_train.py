@@ -96,6 +96,14 @@ HINTED = dict(
   evaluation=dict(every=0, prompts=4, samples=0),
   optimizer=dict(learning_rate=3e-3),
 )
+# A reply of any form is a hint.
+WRITTEN = HINTED | dict(
+  curriculum=dict(
+    hint=dict(fn='written', hints=3, tag='', instruction='{question}{attempt}{solution}')
+  ),
+  replay=None,
+  prompt_tokens=32,
+)
 
 
 @pytest.fixture(scope='module')
@@ -400,6 +408,18 @@ def test_hints_go_on_where_a_run_is_continued_and_replies_are_judged_with_them(t
     said = [json.loads(line) for line in file]
   # Judged and written with what they were given: right ones are the whole answer.
   assert all(row['output'].startswith(row['gts']) for row in said if row['score'])
+
+
+@pytest.mark.parametrize('mode', ['fused', 'lag'])
+def test_hints_that_the_policy_writes_go_on_where_a_run_is_continued(mode, tmp_path):
+  config = tiny_job.config_file(tmp_path, **WRITTEN, mode=mode)
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'whole', '--config.steps=12'))
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'run', '--config.steps=6'))
+  last = tiny_job.finish(tiny_job.start(config, tmp_path / 'run', '--config.steps=12'))
+  assert 'resuming at step 6' in last
+  rows = tiny_job.rows(tmp_path / 'whole')
+  assert tiny_job.rows(tmp_path / 'run') == rows
+  assert min(max(r[f'hint/{name}'] for r in rows[6:]) for name in ('groups', 'learned')) > 0
 
 
 def test_eight_devices_give_the_metrics_of_one(uninterrupted, tmp_path):

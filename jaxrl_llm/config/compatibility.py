@@ -55,6 +55,7 @@ _LENGTH_HEAD = Condition('rollout.length_head')
 _EARLY_EXIT = Condition('rollout.early_exit')
 _REUSE = Condition('replay.reuse')
 _HINT = Condition('curriculum.hint')
+_WRITTEN = Condition('curriculum.hint', 'in', ('written',))
 _REPLAY_EXPERTS = Condition('learner.replay_experts')
 _SPLASH = Condition('learner.attention', 'in', ('splash',))
 _CUDNN = Condition('learner.attention', 'in', ('cudnn',))
@@ -292,10 +293,20 @@ _HINTS = (
     _HINTED,
   ),
   Row(
-    Condition('curriculum.hint', 'in', ('guide', 'rewritten')),
+    Condition('curriculum.hint', 'in', ('guide', 'rewritten', 'written')),
     _STOP,
     'the update reads another prompt or none, so that an unfinished rollout cannot be continued',
     _DEFAULT,
+  ),
+  *_rows(
+    (_WRITTEN,),
+    (Condition('replay.collect'), Condition('curriculum.slots_per_prompt', 'above', 1)),
+    'groups of one prompt with several hints would become one group',
+  ),
+  *_rows(
+    (_WRITTEN,),
+    (_PRUNING, _LENGTH_HEAD, _AUXILIARY, _EACH_REWARD),
+    'hints have a reward that is learned later, and this reads the grade or the length of every rollout',
   ),
   Row(
     Condition('objective.advantage', 'needs', 'contexts', "that needs contexts (such as 'nudged')"),

@@ -220,7 +220,7 @@ class CurriculumConfig(Section):
   # labels that the majority of a group contradicts: majority_refined replaces them and lists suspects
   labels: Stage = stage('none')
   # hints from a known answer: prefix, item_response, by_difficulty (in the completion); guide, exemplars, contexts (in
-  # the prompt); rewritten: questions that the policy writes from hard and medium ones
+  # the prompt); what the policy writes: rewritten (questions, from hard and medium ones), written (hints)
   hint: Stage = stage('none')
   # count | ignore: truncated wrong rollouts count as wrong, or not at all
   truncated: str = 'count'

@@ -49,15 +49,16 @@ class Rewriting(NamedTuple):
     return question if self.least_chars <= len(question) <= self.most_chars else ''
 
 
-def check_instruction(name: str, text: str) -> None:
-  """Raises UserError unless the text is a template with {question}, and with no other field than {answer}."""
+def check_instruction(name: str, text: str, others: tuple[str, ...] = ('answer',)) -> None:
+  """Raises UserError unless the text is a template with {question}, and with no other fields than `others`."""
   where = f'config.curriculum.hint.{name}={text!r}'
   try:
     fields = {field for _, field, *_ in string.Formatter().parse(text) if field is not None}
-    text.format(question='', answer='')
+    text.format(question='', **dict.fromkeys(others, ''))
   except (ValueError, LookupError, TypeError, AttributeError):  # also where it is no text
     fields = set()
   if 'question' not in fields:
+    besides = ' and '.join(f'{{{field}}}' for field in others)
     raise UserError(
-      f'{where} must be an instruction with {{question}}, and besides with {{answer}} alone.'
+      f'{where} must be an instruction with {{question}}, and besides with {besides} alone.'
     )

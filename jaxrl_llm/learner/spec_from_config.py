@@ -159,7 +159,7 @@ def make_spec(
       prompt_tokens=config.prompt_tokens,
       group=group,
       slots_per_prompt=_slots_per_prompt(config, rule),
-      contexts=config.curriculum.hint.fn in ('contexts', 'rewritten'),
+      contexts=config.curriculum.hint.fn in ('contexts', 'rewritten', 'written'),
       hints=config.curriculum.hint.fn != 'none',
       slices=slices.count(mesh.devices.flatten().tolist(), config.mesh.slices),
     ),

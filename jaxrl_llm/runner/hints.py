@@ -95,11 +95,15 @@ class HintProvider:
     """What is learned of a sampled step before it is graded: (rollout to grade, metrics); here it is unchanged."""
     return rollout, {}
 
-  def update(self, batch: Batch, finished_P: np.ndarray) -> tuple[Batch, dict[str, float]]:
+  def update(
+    self, batch: Batch, finished_P: np.ndarray, reliance_B: np.ndarray | None = None
+  ) -> tuple[Batch, dict[str, float]]:
     """Record answers and outcomes; return the batch to learn from and metrics.
 
-    Hints are removed from the prompts of the batch where the rule is `plain`. `finished_P` [P] marks finished groups.
+    Hints are removed from the prompts of the batch where the rule is `plain`. `finished_P` [P] marks finished groups;
+    `reliance_B` is that of `learner.hint_reliance`, which hints written by the policy read alone.
     """
+    del reliance_B
     prompts, share_P = batch.prompts, np.asarray(batch.prompts.hint_P)
     self.answers.keep(batch, self.prefixes(prompts))
     by_slot = lambda x: np.asarray(x).reshape(len(share_P), -1)  # noqa: E731

@@ -138,7 +138,8 @@ def finish(context: RunContext, pool: ScorePool, received: ReceivedStep) -> Land
   if index == 0 and context.grading.vote is None and context.episodes is None:
     metrics |= grading.first_step_metrics(context, pool, graded)
   if context.selection.hints is not None:
-    batch, hint_metrics = context.selection.hints.update(batch, finished_P)
+    reliance_B = sharding.fetch(pending.reliance_B)
+    batch, hint_metrics = context.selection.hints.update(batch, finished_P, reliance_B)
     metrics |= hint_metrics
   next_batch = batch
   if buffers.reuse is not None:
@@ -184,6 +185,8 @@ def packed(pending: PendingStep) -> JsonObject:
   host: JsonObject = dict(index=pending.step, prompts=prompts, rollout=rollout, device=device)
   if pending.encoded is not None:
     host['encoded'] = sharding.fetch(pending.encoded)._asdict()
+  if pending.reliance_B is not None:
+    host['reliance'] = sharding.fetch(pending.reliance_B)
   return host
 
 
@@ -191,7 +194,8 @@ def unpacked(host: JsonObject) -> PendingStep:
   """The inverse of `packed`."""
   prompts, rollout = Prompts(**host['prompts']), Rollout(**host['rollout'])
   encoded = EncodedPrompts(**host['encoded']) if 'encoded' in host else None
-  return PendingStep(host['index'], prompts, rollout, host['device'], encoded=encoded)
+  step, device, reliance_B = host['index'], host['device'], host.get('reliance')
+  return PendingStep(step, prompts, rollout, device, encoded=encoded, reliance_B=reliance_B)
 
 
 def packed_received(received: ReceivedStep) -> JsonObject:

@@ -76,7 +76,9 @@ class RewrittenPrompts(HintProvider):
     metrics: dict[str, float] = {'hint/requests': int(asked_P.sum()), 'hint/rewritten': found}
     return replay.blank(rollout, ~np.repeat(asked_P, G)), metrics
 
-  def update(self, batch: Batch, finished_P: np.ndarray) -> tuple[Batch, dict[str, float]]:
+  def update(
+    self, batch: Batch, finished_P: np.ndarray, reliance_B: np.ndarray | None = None
+  ) -> tuple[Batch, dict[str, float]]:
     """As `HintProvider.update`; a plain group of a hard or medium prompt is followed by a request."""
     by_slot = lambda x: np.asarray(x).reshape(len(finished_P), -1)  # noqa: E731
     exists_PxG = by_slot(batch.rollout.length_B) > 0
@@ -89,7 +91,7 @@ class RewrittenPrompts(HintProvider):
       if context_P[p] == PLAIN and kind != PLAIN and self._request(index, kind) is not None:
         self.questions[index] = kind, ''
         self._next.append(index)
-    return super().update(batch, finished_P)
+    return super().update(batch, finished_P, reliance_B)
 
   def _prompt(self, index: int) -> tuple[np.ndarray, int]:
     """Token ids of a prompt, of its rewritten question or of the request for one; and which of them."""

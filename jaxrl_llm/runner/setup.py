@@ -30,6 +30,7 @@ from jaxrl_llm.runner import (
   teacher_text,
   token_stats,
   validate,
+  written_hints,
 )
 from jaxrl_llm.runner.context import Grading, Models, ReplayBuffers, RunContext, Selection
 from jaxrl_llm.types import Model, Row, UserError
@@ -233,8 +234,22 @@ def _hints(
   rule = stages.pick(curriculum.hint_rules, config.curriculum.hint, 'curriculum.hint')()
   if rule is None:
     return None
-  provider = rewritten_prompts.RewrittenPrompts if rule.rewriting else hints.HintProvider
-  return provider(rule, table, tokenizer, config.data, config.seed)
+  arguments = rule, table, tokenizer, config.data, config.seed
+  if rule.rewriting is not None:
+    return rewritten_prompts.RewrittenPrompts(*arguments)
+  if rule.writing is None:
+    return hints.HintProvider(*arguments)
+  if rule.writing.hints > config.rollouts:
+    raise UserError(
+      f'config.curriculum.hint.hints={rule.writing.hints} replies of a request are more than its '
+      f'config.rollouts={config.rollouts}; lower it, or raise that.'
+    )
+  if not any(data.demonstration(row) for row in table.rows):
+    raise UserError(
+      "config.curriculum.hint.fn='written' needs solutions, and no row of the data has one or an answer; add a column "
+      "'solution', or choose another function."
+    )
+  return written_hints.WrittenHints(*arguments)
 
 
 def _allocation(config: Config) -> Callable[..., curriculum.allocation.Allocation]:
