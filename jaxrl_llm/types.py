@@ -35,7 +35,7 @@ UNFINISHED, STOPPED, TRUNCATED, EXITED, ABORTED = 0, 1, 2, 3, 4
 REASONS = ('unfinished', 'stop', 'length', 'exit', 'abort')
 
 # What a prompt holds: values of Prompts.context_P, from 0 up the number of a strategy or hint. PLAIN: the question
-# itself; FROM_HARD, FROM_MEDIUM: a question rewritten from a hard or medium one; REQUEST: one to rewrite it, or for hints.
+# itself; FROM_HARD, FROM_MEDIUM: a question rewritten from a hard or medium one; REQUEST: one for that, or for hints.
 PLAIN, FROM_HARD, FROM_MEDIUM, REQUEST = -1, -2, -3, -4
 
 

@@ -97,7 +97,9 @@ WITNESS = dict(
   reinforce_pp_kl=lambda row: abs(row['critic/reward_kl']) > 1e-6,
 )
 # The rewards of the first group are equal: 1, so that an outlier may be cut, or 0, so that its demonstration counts.
-EQUAL_REWARD = dict(hpt=0.0, dars_top_ups=0.0, prefix_rl=0.0, guide=0.0, ad_hint=0.0, clpo=0.0, hill=0.0)
+EQUAL_REWARD = dict(
+  hpt=0.0, dars_top_ups=0.0, prefix_rl=0.0, guide=0.0, ad_hint=0.0, clpo=0.0, hill=0.0
+)
 
 
 class Planted:

@@ -61,6 +61,6 @@ def leaks(hint: str, answer: str) -> bool:
 
 
 def best(reward_M: Sequence[float], mixed_M: Sequence[bool]) -> int | None:
-  """The first hint of the largest reward; None where its group is not mixed, which teaches as little as the plain one."""
+  """The first hint of the largest reward; None where its group is not mixed, and teaches as little as the plain one."""
   first = max(range(len(reward_M)), key=lambda number: (reward_M[number], -number))
   return first if mixed_M[first] else None

@@ -27,7 +27,8 @@ def compile_call(context: RunContext) -> Measure | None:
     if not (np.asarray(prompts.context_P) >= 0).any():
       return None
     plain = table.prompts(prompts.index_P)
-    rollout = rollout._replace(memory_BxM=None, noise_BxT=None)
+    # Routers choose the experts of both passes: those of sampling are for the hinted prompt.
+    rollout = rollout._replace(memory_BxM=None, noise_BxT=None, expert_BxTxNxk=None)
     return measure(state._replace(carried=()), plain, prompts, rollout)
 
   return call

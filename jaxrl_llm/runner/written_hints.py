@@ -49,7 +49,9 @@ class WrittenHints(HintProvider):
     super().__init__(rule, table, tokenizer, settings, seed)
     assert rule.writing is not None
     self._writing = rule.writing
-    self.requests: dict[int, np.ndarray] = {}  # prompt → token ids of its request, until the replies
+    self.requests: dict[
+      int, np.ndarray
+    ] = {}  # prompt → token ids of its request, until the replies
     self.written: dict[int, Hints] = {}  # prompt → its hints, until all their rewards are known
     self.ready: list[Batch] = []  # groups to learn, of one slot each
     self._next: list[tuple[int, int]] = []  # (prompt, REQUEST or number of the hint), a slot each

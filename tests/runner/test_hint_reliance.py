@@ -64,7 +64,9 @@ def test_reliance_is_the_mean_log_ratio_of_hinted_rows(context):
   bare = prompts._replace(tokens_PxL=plain.tokens_PxL, length_P=plain.length_P)
   change_BxT = whole_rows(context, state.params, bare, rollout.tokens_BxT)
   change_BxT -= whole_rows(context, state.params, prompts, rollout.tokens_BxT)
-  want_B = np.array([x[:n].mean() if n else 0 for x, n in zip(change_BxT, rollout.length_B, strict=True)])
+  want_B = np.array(
+    [x[:n].mean() if n else 0 for x, n in zip(change_BxT, rollout.length_B, strict=True)]
+  )
   want_B[G : 2 * G] = want_B[3 * G :] = 0  # a plain prompt, and a request
   np.testing.assert_allclose(got_B, want_B, atol=2e-5)
   assert np.abs(want_B[[0, 1, 3, 8, 9, 11]]).min() > 1e-3

@@ -92,7 +92,10 @@ def test_a_group_of_wrong_rows_alone_is_followed_by_a_request_and_then_by_its_hi
   assert batch.rollout.length_B.tolist() == [2] * 12 and batch.success_B is None
   assert own.waiting.tolist() == [0]
   prompts, batch, metrics = visited(own, [1, 2], [0, 2], [*REPLIES, *['a'] * G])
-  assert texts(prompts) == ['2+2|a|four', 'Q: 3+3']  # the first slot is that of the prompt that was due
+  assert texts(prompts) == [
+    '2+2|a|four',
+    'Q: 3+3',
+  ]  # the first slot is that of the prompt that was due
   assert prompts.context_P.tolist() == [REQUEST, PLAIN] and prompts.hint_P.tolist() == [1, 0]
   assert batch.rollout.length_B.tolist() == [0] * 4 + [2] * 4
   counts = {name: metrics[f'hint/{name}'] for name in ('requests', 'tried', 'unread', 'leaks')}
@@ -107,7 +110,13 @@ def test_a_group_of_wrong_rows_alone_is_followed_by_a_request_and_then_by_its_hi
   assert texts(batch.prompts) == ['Q: 2+2\n\ncount', '2+2|a|four', 'Q: 3+3']
   best = 1 - 0.25**4 - 0.75**4
   np.testing.assert_allclose(batch.reward_B[:8], [1, 0, 0, 0, best, 0, -0.2, 0], atol=1e-6)
-  assert batch.rollout.length_B.tolist() == [2] * 4 + [len(r) + 1 for r in REPLIES[:3]] + [0, 2, 2, 2, 2]
+  assert batch.rollout.length_B.tolist() == [2] * 4 + [len(r) + 1 for r in REPLIES[:3]] + [
+    0,
+    2,
+    2,
+    2,
+    2,
+  ]
   assert Letters().decode(batch.rollout.tokens_BxT[4]) == REPLIES[0]
   assert batch.correct_B[4:8].tolist() == [0] * 4
   assert not own.written and not own.ready
@@ -144,7 +153,9 @@ def test_a_hint_with_the_answer_or_without_room_is_not_sampled_with():
   _, _, metrics = visited(own, [0], [0], replies)
   assert [metrics[f'hint/{name}'] for name in names] == [1, 1, 1, 1, 1]
   _, batch, metrics = visited(own, [0], [4])
-  assert metrics['hint/learned'] == 1  # right rows alone are no mixed group, and all but one hint was refused
+  assert (
+    metrics['hint/learned'] == 1
+  )  # right rows alone are no mixed group, and all but one hint was refused
   np.testing.assert_allclose(batch.reward_B, [-0.2, -0.2, -0.2, 0], atol=1e-6)
 
 

@@ -40,7 +40,10 @@ SCALED = {
   'latr': {'rollout.tree.ages': (1, 2, 4)},
   'siri': {'rollout.length_schedule.low': 4},
   # Characters, and a policy that writes digits alone.
-  'hill': {'curriculum.hint.instruction': '{question}{attempt}{solution}', 'curriculum.hint.tag': ''},
+  'hill': {
+    'curriculum.hint.instruction': '{question}{attempt}{solution}',
+    'curriculum.hint.tag': '',
+  },
 }
 SMOKE_STEPS = 2
 

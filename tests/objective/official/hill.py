@@ -131,8 +131,12 @@ def reliance(torch, trainer: str, data: dict):
     qh_log_probs=torch.tensor(data['hinted'].reshape(-1, T)),
     q_log_probs=torch.tensor(data['plain'].reshape(-1, T)),
   )
-  for name in ('token_counts', 'qh_mean_logprob', 'q_mean_logprob', 'all_hint_reliance'):
-    names = clpo_core.run(clpo_core.statement(trainer, ast.Assign, f'{name} = '), **names)
+  starts = (
+    *('token_counts = ', 'qh_mean_logprob = ', 'q_mean_logprob = '),
+    'all_hint_reliance = q_mean_logprob',
+  )
+  for start in starts:
+    names = clpo_core.run(clpo_core.statement(trainer, ast.Assign, start), **names)
   return names['all_hint_reliance'].reshape(Q, M, N)
 
 
@@ -255,7 +259,10 @@ def ours(data):
   ratio = np.asarray(ratio).reshape(Q, M, N)
   rewards, chosen = [], []
   for right_MxN, passed_M, ratio_MxN in zip(data['right'], data['passed'], ratio, strict=True):
-    mean = [float(x[right].mean()) if right.any() else None for x, right in zip(ratio_MxN, right_MxN, strict=True)]
+    mean = [
+      float(x[right].mean()) if right.any() else None
+      for x, right in zip(ratio_MxN, right_MxN, strict=True)
+    ]
     sums = [int(x.sum()) for x in right_MxN]
     rewards.append(
       [
