@@ -97,11 +97,11 @@ HINTED = dict(
   optimizer=dict(learning_rate=3e-3),
 )
 # A reply of any form is a hint.
-WRITTEN = HINTED | dict(
+WRITTEN = tiny_job.UNTAUGHT | dict(
+  rollouts=2,
   curriculum=dict(
-    hint=dict(fn='written', hints=3, tag='', instruction='{question}{attempt}{solution}')
+    hint=dict(fn='written', hints=2, tag='', instruction='{question}{attempt}{solution}')
   ),
-  replay=None,
   prompt_tokens=32,
 )
 
@@ -412,14 +412,16 @@ def test_hints_go_on_where_a_run_is_continued_and_replies_are_judged_with_them(t
 
 @pytest.mark.parametrize('mode', ['fused', 'lag'])
 def test_hints_that_the_policy_writes_go_on_where_a_run_is_continued(mode, tmp_path):
+  """Some wait for their groups then, and in fused mode a group waits for a slot."""
   config = tiny_job.config_file(tmp_path, **WRITTEN, mode=mode)
-  tiny_job.finish(tiny_job.start(config, tmp_path / 'whole', '--config.steps=12'))
-  tiny_job.finish(tiny_job.start(config, tmp_path / 'run', '--config.steps=6'))
-  last = tiny_job.finish(tiny_job.start(config, tmp_path / 'run', '--config.steps=12'))
-  assert 'resuming at step 6' in last
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'whole'))
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'run', '--config.steps=3'))
+  assert 'resuming at step 3' in tiny_job.finish(tiny_job.start(config, tmp_path / 'run'))
   rows = tiny_job.rows(tmp_path / 'whole')
   assert tiny_job.rows(tmp_path / 'run') == rows
-  assert min(max(r[f'hint/{name}'] for r in rows[6:]) for name in ('groups', 'learned')) > 0
+  assert rows[2]['hint/waiting'] == (mode == 'fused')
+  for name in ('groups', 'mixed', 'learned'):
+    assert max(row[f'hint/{name}'] for row in rows[3:]) > 0
 
 
 def test_eight_devices_give_the_metrics_of_one(uninterrupted, tmp_path):
