@@ -115,24 +115,24 @@ class WrittenHints(HintProvider):
     by_slot = lambda x: np.asarray(x).reshape(len(finished_P), -1)  # noqa: E731
     exists_PxG = by_slot(batch.rollout.length_B) > 0
     right_PxG = exists_PxG & (by_slot(batch.correct_B) > 0.5)
-    reliance_PxG = None if reliance_B is None else by_slot(reliance_B)
+    right_P, n_P = right_PxG.sum(1), exists_PxG.sum(1)
+    mixed_P = (right_P > 0) & (right_P < n_P)
+    reliance_P = _mean_reliance(reliance_B, right_PxG)
     context_P, rewards = np.asarray(batch.prompts.context_P), []
     for p in np.flatnonzero(finished_P).tolist():
-      if context_P[p] == REQUEST:
-        self._store_request(batch, p)
-      elif context_P[p] != PLAIN:
-        reliance = None
-        if reliance_PxG is not None and right_PxG[p].any():
-          reliance = float(reliance_PxG[p][right_PxG[p]].mean())
-        counts = int(right_PxG[p].sum()), int(exists_PxG[p].sum())
-        rewards += self._reward(batch, p, *counts, reliance)
-      elif exists_PxG[p].any() and not right_PxG[p].any():
+      index, context = int(batch.prompts.index_P[p]), int(context_P[p])
+      if context == REQUEST:
+        self._store_request(index, group_batches.slots(batch, np.array([p])))
+      elif context != PLAIN:
+        rewards.append(self._writing.reward(int(right_P[p]), int(n_P[p]), reliance_P[p]))
+        group = cut(group_batches.slots(batch, np.array([p]))) if mixed_P[p] else None
+        self._store_hinted(index, context, rewards[-1], group)
+      elif n_P[p] and not right_P[p]:
         self._ask(batch, p)
     hinted_P = finished_P & (context_P >= 0)
-    mixed_P = right_PxG.any(1) & (right_PxG.sum(1) < exists_PxG.sum(1))
-    metrics = {
+    metrics: dict[str, float] = {
       'hint/groups': int(hinted_P.sum()),
-      'hint/right': float(right_PxG[hinted_P].sum() / max(exists_PxG[hinted_P].sum(), 1)),
+      'hint/right': float(right_P[hinted_P].sum() / max(n_P[hinted_P].sum(), 1)),
       'hint/mixed': int((hinted_P & mixed_P).sum()),
       'hint/reward': float(np.mean(rewards)) if rewards else 0.0,
     }
@@ -197,36 +197,27 @@ class WrittenHints(HintProvider):
         return None
       room = max(room - excess, 0)
 
-  def _store_request(self, batch: Batch, p: int) -> None:
-    """Keeps the group of a request with the replies that are hints."""
-    index = int(batch.prompts.index_P[p])
+  def _store_request(self, index: int, group: Batch) -> None:
+    """Keeps the group of a request, with the rows that are hints."""
     hints = self.written.get(index)
     if hints is None or hints.request is not None:
       return
-    group = group_batches.slots(batch, np.array([p]))
     length_G = np.zeros_like(group.rollout.length_B)
     length_G[: len(hints.lengths)] = hints.lengths
     group = group._replace(rollout=group.rollout._replace(length_B=length_G))
     self.written[index] = hints._replace(request=cut(group))
 
-  def _reward(
-    self, batch: Batch, p: int, right: int, n: int, reliance: float | None
-  ) -> list[float]:
-    """Keeps the reward of the hint in a slot, and its group where that is mixed; returns the reward in a list."""
-    index, number = int(batch.prompts.index_P[p]), int(batch.prompts.context_P[p])
+  def _store_hinted(self, index: int, number: int, reward: float, group: Batch | None) -> None:
+    """Keeps the reward of a hint, and its group where that is mixed."""
     hints = self.written.get(index)
-    if hints is None or hints.rewards[number] is not None:
-      return []
-    reward = self._writing.reward(right, n, reliance)
+    if hints is None:
+      return
     rewards = list(hints.rewards)
     rewards[number] = reward
-    groups = dict(hints.groups)
-    if 0 < right < n:
-      groups[number] = cut(group_batches.slots(batch, np.array([p])))
+    groups = hints.groups if group is None else hints.groups | {number: group}
     self.written[index] = hints._replace(rewards=tuple(rewards), groups=groups)
     if None not in rewards:
       self._finish(self.written.pop(index))
-    return [reward]
 
   def _finish(self, hints: Hints) -> None:
     """Makes ready the group of the best hint, and that of the request where the rewards of hints differ."""
@@ -271,6 +262,14 @@ class WrittenHints(HintProvider):
     self.ready = [group_batches.from_plain(group) for group in state['ready']]
     self._next = [(int(index), int(context)) for index, context in state['next']]
     self._due = []
+
+
+def _mean_reliance(reliance_B: np.ndarray | None, right_PxG: np.ndarray) -> list[float | None]:
+  """The mean over the right rows of each slot; None without one, and where reliance is unknown."""
+  if reliance_B is None:
+    return [None] * len(right_PxG)
+  pairs = zip(np.asarray(reliance_B).reshape(right_PxG.shape), right_PxG, strict=True)
+  return [float(x_G[right_G].mean()) if right_G.any() else None for x_G, right_G in pairs]
 
 
 def _plain(hints: Hints) -> JsonObject:

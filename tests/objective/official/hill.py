@@ -259,10 +259,7 @@ def ours(data):
   ratio = np.asarray(ratio).reshape(Q, M, N)
   rewards, chosen = [], []
   for right_MxN, passed_M, ratio_MxN in zip(data['right'], data['passed'], ratio, strict=True):
-    mean = [
-      float(x[right].mean()) if right.any() else None
-      for x, right in zip(ratio_MxN, right_MxN, strict=True)
-    ]
+    mean = written_hints._mean_reliance(ratio_MxN, right_MxN)
     sums = [int(x.sum()) for x in right_MxN]
     rewards.append(
       [
