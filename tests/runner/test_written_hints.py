@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
+import bad_input
 import numpy as np
 import pytest
 
 from jaxrl_llm import data
 from jaxrl_llm.checkpointing import checkpoint
+from jaxrl_llm.config import loading
 from jaxrl_llm.config.schema import DataConfig
 from jaxrl_llm.curriculum import hint_rules
-from jaxrl_llm.runner import written_hints
-from jaxrl_llm.types import PLAIN, REQUEST, STOPPED, Batch, Rollout, Row
+from jaxrl_llm.runner import setup, written_hints
+from jaxrl_llm.types import PLAIN, REQUEST, STOPPED, Batch, Rollout, Row, UserError
 
 G, L, T = 4, 40, 30
 SETTINGS = DataConfig(source='digits', template='Q: {question}', chat=False)
@@ -211,6 +214,21 @@ def test_the_attempt_is_a_wrong_row_drawn_by_the_step():
   assert drawn == set('abd') and request(3) == request(3)
 
 
+def test_a_prompt_whose_request_or_hints_are_being_sampled_is_not_asked_again():
+  """As where the data is smaller than the steps in flight."""
+  own = make()
+  visited(own, [0], [0])
+  own.due(1)  # in flight
+  visited(own, [0], [0])
+  assert len(own.waiting) == 0
+  own._due = [(0, REQUEST)]
+  visited_again = own.add_hints(own.table.prompts([0]), 1)
+  own.receive(visited_again, rollout_of(*REPLIES))
+  own.due(2)
+  visited(own, [0], [0])
+  assert len(own.waiting) == 0 and set(own.written) == {0}
+
+
 def test_groups_that_are_unfinished_or_empty_decide_nothing():
   own = make()
   prompts = own.add_hints(own.table.prompts([0, 1]), 0)
@@ -220,17 +238,34 @@ def test_groups_that_are_unfinished_or_empty_decide_nothing():
   assert len(own.waiting) == 0 and not own.requests
 
 
-@pytest.mark.parametrize('steps', [1, 2, 4])
+def test_more_hints_than_replies_are_refused():
+  settings = dict(curriculum=dict(hint=dict(fn='written', hints=5)), rollouts=4)
+  message = bad_input.sentence(*bad_input.outcome(bad_input.job(**settings)))
+  assert message.startswith(
+    'config.curriculum.hint.hints=5 replies of a request are more than its config.rollouts=4'
+  )
+
+
+def test_data_without_solutions_is_refused():
+  config, table = loading.load('hill'), make().table
+  bare = dataclasses.replace(table, rows=tuple(row._replace(answer='') for row in table.rows))
+  assert setup._hints(config, table, Letters()) is not None
+  with pytest.raises(UserError, match="hint.fn='written' needs solutions, and no row"):
+    setup._hints(config, bare, Letters())
+
+
+@pytest.mark.parametrize('steps', [1, 2, 4, 5])
 def test_a_restored_provider_goes_on(steps):
-  """After the first wrong groups, after a request, and between two groups with hints."""
+  """After the first wrong groups, after a request, between two groups with hints, and when a group waits for a slot."""
 
   def go_on(own, first):
-    for step in range(first, 6):
+    for step in range(first, 8):
       yield visited(own, [0, 1], [1, 0] if step == 3 else [0, 1], [*REPLIES, *REPLIES], step=step)
 
   own, other = make(), make()
   for step in range(steps):
     visited(own, [0] if step else [0, 1], [int(step == 3)] if step else [0, 0], REPLIES, step=step)
+  assert len(own.ready) == (steps == 5)
   text, arrays = checkpoint._encode(own.state_dict())
   restored = json.loads(
     text, object_hook=lambda d: arrays[d[checkpoint._ARRAY]] if checkpoint._ARRAY in d else d
