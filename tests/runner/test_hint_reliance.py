@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -17,8 +19,8 @@ from jaxrl_llm.types import PLAIN, REQUEST
 P, G, L, T = 4, 4, 24, 8
 
 
-@pytest.fixture(scope='module')
-def context():
+@functools.cache
+def context_on(devices):
   c = loading.load('hill')
   c.model, c.dtype = 'scratch', 'float32'
   c.scratch.update(width=16, layers=1, heads=2, kv_heads=1, mlp=32, max_tokens=64, experts=0)
@@ -26,7 +28,13 @@ def context():
   c.learner.microbatch_tokens = c.sft.steps = c.evaluation.prompts = 0
   c.data.update(source='digits', path='', size=40, chat=False, template='{question}')
   c.data.tasks = (dict(name='copy', min_length=1, max_length=3),)
-  return setup.build_context(c, sharding.make_mesh(c.mesh, jax.devices()[:1]))
+  return setup.build_context(c, sharding.make_mesh(c.mesh, jax.devices()[:devices]))
+
+
+@pytest.fixture(params=[1, 2])
+def context(request):
+  """On one device, and with the prompts on two."""
+  return context_on(request.param)
 
 
 def sampled(context):
@@ -49,10 +57,11 @@ def sampled(context):
   return prompts, rollout._replace(tokens_BxT=tokens_BxT, length_B=length_B)
 
 
-def whole_rows(context, params, prompts, tokens_BxT):
-  """Log-probs of each row behind its prompt, without packing."""
+def whole_rows(prompts, tokens_BxT):
+  """Log-probs of each row behind its prompt, on one device and without packing."""
+  spec, params = context_on(1).spec, context_on(1).models.policy.params
   repeated = jax.tree.map(lambda x: np.repeat(x, G, axis=0), prompts)
-  return np.asarray(microbatch.log_probs(context.spec, params, repeated, tokens_BxT)[0], float)
+  return np.asarray(microbatch.log_probs(spec, params, repeated, tokens_BxT)[0], float)
 
 
 def test_reliance_is_the_mean_log_ratio_of_hinted_rows(context):
@@ -62,8 +71,8 @@ def test_reliance_is_the_mean_log_ratio_of_hinted_rows(context):
   got_B = np.asarray(measure(state, prompts, rollout))
   plain = context.tables.train.prompts(prompts.index_P)
   bare = prompts._replace(tokens_PxL=plain.tokens_PxL, length_P=plain.length_P)
-  change_BxT = whole_rows(context, state.params, bare, rollout.tokens_BxT)
-  change_BxT -= whole_rows(context, state.params, prompts, rollout.tokens_BxT)
+  change_BxT = whole_rows(bare, rollout.tokens_BxT)
+  change_BxT -= whole_rows(prompts, rollout.tokens_BxT)
   want_B = np.array(
     [x[:n].mean() if n else 0 for x, n in zip(change_BxT, rollout.length_B, strict=True)]
   )
