@@ -23,6 +23,7 @@ from jaxrl_llm.monitoring import console, prometheus_endpoint
 from jaxrl_llm.objective import record_checks
 from jaxrl_llm.runner import (
   endpoint,
+  hint_reliance,
   host_step,
   log_records,
   memory,
@@ -125,6 +126,7 @@ def _take_steps(loop: _Loop, progress: Progress) -> Progress:
   """Take the remaining steps of the run."""
   context, logger, start = loop.context, loop.logger, progress.done
   call, encode = _compile(context), prompt_encoding.compile_call(context)
+  measure = hint_reliance.compile_call(context)
   for index in range(start, context.config.steps):
     logger.before_step(index, progress.state)
     began = time.perf_counter()
@@ -144,7 +146,10 @@ def _take_steps(loop: _Loop, progress: Progress) -> Progress:
       began, dispatched = began + compile_s, dispatched + compile_s
     prompts = context.episodes.prompts_of(inputs[0]) if context.episodes else inputs[0]
     encoded = encode and encode(index, state, prompts.index_P)
-    newest = PendingStep(index, prompts, rollout, device_metrics, progress.batch, encoded)
+    reliance_B = measure and measure(state, prompts, rollout)
+    newest = PendingStep(
+      index, prompts, rollout, device_metrics, progress.batch, encoded, reliance_B
+    )
     progress = _land(
       loop, progress._replace(state=state, done=index + 1), newest, began, dispatched
     )

@@ -34,9 +34,9 @@ Params: TypeAlias = Any  # a tree of arrays: weights, an adapter, or their gradi
 UNFINISHED, STOPPED, TRUNCATED, EXITED, ABORTED = 0, 1, 2, 3, 4
 REASONS = ('unfinished', 'stop', 'length', 'exit', 'abort')
 
-# What a prompt holds: values of Prompts.context_P, from 0 up the number of a strategy. PLAIN: the question itself;
-# FROM_HARD, FROM_MEDIUM: a question rewritten from a hard or medium one; REQUEST: a request to rewrite it or to reflect
-# on an attempt; RETRY: the question with such a reflection.
+# What a prompt holds: values of Prompts.context_P, from 0 up the number of a strategy, stage or hint. PLAIN: the
+# question itself; FROM_HARD, FROM_MEDIUM: a question rewritten from a hard or medium one; REQUEST: a request to rewrite it, to
+# reflect on an attempt, or for hints; RETRY: the question with such a reflection.
 PLAIN, FROM_HARD, FROM_MEDIUM, REQUEST, RETRY = -1, -2, -3, -4, -5
 
 
@@ -79,7 +79,7 @@ class Prompts(NamedTuple):
   part_P: Array | None = None
   # float32, weight of its rows, for prompts with more or fewer rows by design; None: all 1
   weight_P: Array | None = None
-  # int32, the strategy in its question, or another value of `PLAIN`; None: no strategies, and none is rewritten
+  # int32, the strategy or hint in its question, or another value of `PLAIN`; None: no strategies, and none is rewritten
   context_P: Array | None = None
   # float32, the share of a known answer that it contains; None: no hints
   hint_P: Array | None = None

@@ -33,6 +33,7 @@ RULES = {
       'hidden_state',
       'clpo',
       'r3l',
+      'hill',
     )
   },
   'anchored': dict(

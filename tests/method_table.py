@@ -69,6 +69,7 @@ TESTS = {
   'curriculum.hint=corrected': 'tests/runner/test_corrected_prompts.py',
   'curriculum.hint=rewritten': 'tests/runner/test_rewritten_prompts.py',
   'curriculum.hint=reflected': 'tests/runner/test_reflected_retries.py',
+  'curriculum.hint=written': 'tests/runner/test_written_hints.py',
   'curriculum.labels': 'tests/curriculum/test_labels.py',
   'curriculum.allocation': 'tests/curriculum/test_allocation.py',
   'data.keep': 'tests/data/test_row_filters.py',

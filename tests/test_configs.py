@@ -25,7 +25,14 @@ from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.monitoring import update_metrics
 from jaxrl_llm.replay.shared_rollouts import Completion, SharedGroup
-from jaxrl_llm.runner import endpoint, host_step, multi_turn, prompt_encoding, setup
+from jaxrl_llm.runner import (
+  endpoint,
+  hint_reliance,
+  host_step,
+  multi_turn,
+  prompt_encoding,
+  setup,
+)
 from jaxrl_llm.runner.context import PendingStep
 from jaxrl_llm.types import Row
 
@@ -79,6 +86,7 @@ WITNESS = dict(
   nudge_rl=lambda row: 0 < row['hint/groups'] < P,
   clpo=lambda row: 0 < row['hint/groups'] < P and row['actor/kl_loss'] >= 0,
   r3l=lambda row: row['hint/requests'] > 0 and row['actor/kl_loss'] >= 0,
+  hill=lambda row: row['hint/groups'] > 0,
   guess=lambda row: row['environment/observation_tokens'] > 0,
   harness=lambda row: row['environment/requests'] >= P * G,
   gigpo=lambda row: row['environment/turns'] > 1,
@@ -95,7 +103,7 @@ WITNESS = dict(
 )
 # The rewards of the first group are equal: 1, so that an outlier may be cut, or 0, so that its demonstration counts.
 EQUAL_REWARD = dict.fromkeys(
-  ('hpt', 'dars_top_ups', 'prefix_rl', 'guide', 'ad_hint', 'clpo', 'bepa', 'scope'), 0.0
+  ('hpt', 'dars_top_ups', 'prefix_rl', 'guide', 'ad_hint', 'clpo', 'hill', 'bepa', 'scope'), 0.0
 )
 
 # The reward of the parts of a config, where it is that of all completions.
@@ -195,6 +203,8 @@ def shrink_rollout(c) -> None:
     c.curriculum.hint.update(how, hard=0.0, medium=0.0)
   if c.curriculum.hint.fn == 'reflected':
     c.curriculum.hint.update(request='{question}?{attempt}', guidance='{question}!{report}')
+  if c.curriculum.hint.fn == 'written':  # a reply of any form is a hint
+    c.curriculum.hint.update(instruction='{question}{attempt}!', tag='')
   if c.environment.fn != 'none':
     c.completion_tokens = 3 * T  # room for a second turn
 
@@ -293,6 +303,7 @@ def take_steps(name: str, c, context, count: int):
   state = train_state.init_state(spec, models_.policy.params, teacher)
   before, batch = jax.device_get(state), empty_records.empty_batch(spec)
   call, encode = step_of(context), prompt_encoding.compile_call(context)
+  measure = hint_reliance.compile_call(context)
   loop, rows = spec.update.inner_steps, []
   steps_per_batch = spec.update.minibatches * (loop.max_steps(c.environment.turns) if loop else 1)
   for index in range(count):  # the first batch is empty
@@ -302,13 +313,14 @@ def take_steps(name: str, c, context, count: int):
     if context.episodes is not None:
       prompts = context.episodes.prompts_of(prompts)
     encoded = encode and encode(index, state, prompts.index_P)
-    pending = PendingStep(index, prompts, rollout, metrics, encoded=encoded)
+    reliance_B = measure and measure(state, prompts, rollout)
+    pending = PendingStep(index, prompts, rollout, metrics, encoded=encoded, reliance_B=reliance_B)
     landed = host_step.land(context, pool, pending)
     batch = landed.batch
     rows.append(landed.metrics)
-    # An episode may end before its last turn, and a minibatch of requests is not learned.
+    # An episode may end before its last turn, and a minibatch of requests or hinted groups is not learned.
     least = index if c.optimizer.outer.fn == 'last_turn_first' else most
-    least = 0 if c.curriculum.hint.fn in ('rewritten', 'reflected') else least
+    least = 0 if c.curriculum.hint.fn in ('rewritten', 'reflected', 'written') else least
     assert least <= taken <= most
   return before, jax.device_get(state), rows
 

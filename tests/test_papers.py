@@ -102,7 +102,11 @@ def test_every_config_is_proven_and_trains_the_default_job(name):
   assert own.learner == dapo.learner
   if own.lora.rank:  # an adapter starts at zero
     own.optimizer.learning_rate = dapo.optimizer.learning_rate
-  if own.curriculum.hint.fn in ('rewritten', 'reflected'):  # room for replies to requests
+  if own.curriculum.hint.fn in (
+    'rewritten',
+    'reflected',
+    'written',
+  ):  # room for what the policy writes in a reply
     own.completion_tokens = dapo.completion_tokens
   for field in own:
     if field not in FREE:

@@ -96,6 +96,14 @@ HINTED = dict(
   evaluation=dict(every=0, prompts=4, samples=0),
   optimizer=dict(learning_rate=3e-3),
 )
+# A reply of any form is a hint.
+WRITTEN = tiny_job.UNTAUGHT | dict(
+  rollouts=2,
+  curriculum=dict(
+    hint=dict(fn='written', hints=2, tag='', instruction='{question}{attempt}{solution}')
+  ),
+  prompt_tokens=32,
+)
 
 
 # Strings that are sometimes solved. Failures are seen with the answer, and successes are injected into later failures.
@@ -421,6 +429,17 @@ def test_hints_go_on_where_a_run_is_continued_and_replies_are_judged_with_them(t
   assert all(row['output'].startswith(row['gts']) for row in said if row['score'])
 
 
+def continued(tmp_path, **changes):
+  """The rows of metrics of a run that was stopped after three steps and went on; they are those of a whole one."""
+  config = tiny_job.config_file(tmp_path, **changes)
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'whole'))
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'run', '--config.steps=3'))
+  assert 'resuming at step 3' in tiny_job.finish(tiny_job.start(config, tmp_path / 'run'))
+  rows = tiny_job.rows(tmp_path / 'whole')
+  assert tiny_job.rows(tmp_path / 'run') == rows
+  return rows
+
+
 @pytest.mark.parametrize(
   'changes, witness',
   [(INJECTED, 'replay/rows'), (CORRECTED, 'hint/corrected')],
@@ -429,13 +448,16 @@ def test_hints_go_on_where_a_run_is_continued_and_replies_are_judged_with_them(t
 def test_cached_and_corrected_completions_go_on_where_a_run_is_continued(
   tmp_path, changes, witness
 ):
-  config = tiny_job.config_file(tmp_path, **changes)
-  tiny_job.finish(tiny_job.start(config, tmp_path / 'whole'))
-  tiny_job.finish(tiny_job.start(config, tmp_path / 'run', '--config.steps=3'))
-  assert 'resuming at step 3' in tiny_job.finish(tiny_job.start(config, tmp_path / 'run'))
-  rows = tiny_job.rows(tmp_path / 'whole')
-  assert tiny_job.rows(tmp_path / 'run') == rows
-  assert max(row[witness] for row in rows[3:]) > 0
+  assert max(row[witness] for row in continued(tmp_path, **changes)[3:]) > 0
+
+
+@pytest.mark.parametrize('mode', ['fused', 'lag'])
+def test_hints_that_the_policy_writes_go_on_where_a_run_is_continued(mode, tmp_path):
+  """Some wait for their groups then, and in fused mode a group waits for a slot."""
+  rows = continued(tmp_path, **WRITTEN, mode=mode)
+  assert rows[2]['hint/waiting'] == (mode == 'fused')
+  for name in ('groups', 'mixed', 'learned'):
+    assert max(row[f'hint/{name}'] for row in rows[3:]) > 0
 
 
 def test_eight_devices_give_the_metrics_of_one(uninterrupted, tmp_path):

@@ -170,6 +170,7 @@ PATHS = {
   'test_train.py::test_hidden_states_of_prompts_go_on_where_a_run_is_continued': 'slow',
   'test_train.py::test_cached_and_corrected_completions_go_on_where_a_run_is_continued': 'slow',
   'test_train.py::test_hints_go_on_where_a_run_is_continued_and_replies_are_judged_with_them': 'slow',
+  'test_train.py::test_hints_that_the_policy_writes_go_on_where_a_run_is_continued': 'slow',
   'test_train.py::test_killed_at_random_moments_and_started_again_it_is_the_uninterrupted_run': 'slow',
   'test_train.py::test_two_programs_are_the_one': 'slow',
   'test_train.py::test_unfinished_groups_go_on_and_are_learned_from_once_whole[1]': 'slow',

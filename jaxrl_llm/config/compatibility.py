@@ -57,6 +57,7 @@ _EARLY_EXIT = Condition('rollout.early_exit')
 _REUSE = Condition('replay.reuse')
 _HINT = Condition('curriculum.hint')
 _REFLECTED = Condition('curriculum.hint', 'in', ('reflected',))
+_WRITTEN = Condition('curriculum.hint', 'in', ('written',))
 _REPLAY_EXPERTS = Condition('learner.replay_experts')
 _SPLASH = Condition('learner.attention', 'in', ('splash',))
 _CUDNN = Condition('learner.attention', 'in', ('cudnn',))
@@ -284,7 +285,17 @@ _GROUPS = (
   ),
 )
 
-_REFLECTIONS = (
+_POLICY_WRITES = (
+  *_rows(
+    (_WRITTEN,),
+    (Condition('replay.collect'), Condition('curriculum.slots_per_prompt', 'above', 1)),
+    'groups of one prompt with several hints would become one group',
+  ),
+  *_rows(
+    (_WRITTEN,),
+    (_PRUNING, _LENGTH_HEAD, _AUXILIARY, _EACH_REWARD),
+    'hints have a reward that is learned later, and this reads the grade or the length of every rollout',
+  ),
   *_rows(
     (_REFLECTED,),
     (
@@ -382,7 +393,7 @@ ROWS: tuple[Row, ...] = (
   *_WEIGHTS,
   *(*_GROUPS, *replayed_groups.ROWS, *teacher_settings.ROWS, *centered_scores.ROWS),
   *hinted_prompts.ROWS,
-  *_REFLECTIONS,
+  *_POLICY_WRITES,
   *_MULTI_TURN,
   *(*endpoint_settings.ROWS, *BATCHED_TURNS, *exact_agreement.ROWS),
 )

@@ -31,7 +31,9 @@ ROWS = (
   ),
   Row(
     Condition(
-      'curriculum.hint', 'in', ('guide', 'rewritten', 'self_rolled', 'corrected', 'reflected')
+      'curriculum.hint',
+      'in',
+      ('guide', 'rewritten', 'self_rolled', 'corrected', 'reflected', 'written'),
     ),
     Condition('rollout.stop'),
     'the update reads another prompt or none, so that an unfinished rollout cannot be continued',

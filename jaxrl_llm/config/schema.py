@@ -220,9 +220,9 @@ class CurriculumConfig(Section):
   # labels that the majority of a group contradicts: majority_refined replaces them and lists suspects
   labels: Stage = stage('none')
   # hints from a known answer: prefix, item_response, by_difficulty, stages (in the completion); guide, exemplars,
-  # contexts, self_rolled (in the prompt; the last with replay.reuse=cached); rewritten: questions that the policy
-  # writes from hard and medium ones; corrected: a wrong rollout is completed anew from its first wrong step; reflected:
-  # retries with its reflection on a failed attempt
+  # contexts, self_rolled (in the prompt; the last with replay.reuse=cached); what the policy writes: rewritten
+  # (questions, from hard and medium ones), written (hints), reflected (on a failed attempt, for a retry); corrected: a
+  # wrong rollout is completed anew from its first wrong step
   hint: Stage = stage('none')
   # count | ignore: truncated wrong rollouts count as wrong, or not at all
   truncated: str = 'count'

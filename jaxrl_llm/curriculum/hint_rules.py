@@ -8,11 +8,13 @@ the plain prompt. Hinted rollouts do not update the difficulty posterior. Every 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.curriculum.hint_writing import FIELDS, INSTRUCTION, Writing
 from jaxrl_llm.curriculum.reflection import GUIDANCE, REQUEST, Reflection
 from jaxrl_llm.curriculum.rewriting import SIMPLIFY, VARY, Rewriting, check_instruction
 from jaxrl_llm.types import UserError
@@ -53,6 +55,7 @@ class Rule(NamedTuple):
   correction: Correction | None = None  # a wrong completion is completed anew; None: no
   by_slot: tuple[float, ...] = ()  # shares of the answer, one for each slot of a prompt
   reflection: Reflection | None = None  # the policy reflects on failed attempts; None: no
+  writing: Writing | None = None  # the policy writes hints; None: no
 
 
 class HintScheduler:
@@ -328,6 +331,35 @@ def reflected(*, request: str = REQUEST, guidance: str = GUIDANCE) -> Rule:
   check_instruction('request', request, ('question', 'attempt'))
   check_instruction('guidance', guidance, ('question', 'report'))
   return Rule(CONTEXT, lambda visits: 0.0, reflection=Reflection(request, guidance))
+
+
+def written(
+  *,
+  hints: int = 4,
+  instruction: str = INSTRUCTION,
+  tag: str = 'hint',
+  temperature: float = 0.3,
+  penalty: float = -0.2,
+) -> Rule:
+  """The policy writes hints for the questions that it never solved, and learns to write them.
+
+  After a plain group of wrong rows alone, a request holds the question, one of these rows and the solution of the data.
+  Its first `hints` replies are hints, and each is sampled with. The group of the best one is learned where it is mixed.
+  The request is learned, too, as a group of these replies; their reward is `Writing.reward`,
+  (1 − p̂ⁿ − (1 − p̂)ⁿ)·exp(min(Δ, 0) / `temperature`), and `penalty` for a hint that has no text, contains the answer or
+  does not fit. The paper trains a second model as the writer of hints; here it is the policy with another prompt.
+  arXiv:2604.00698 (HiLL).
+  """
+  _check_integer('hints', hints, 2)
+  check_instruction('instruction', instruction, others=FIELDS[1:])
+  if not isinstance(tag, str) or not re.fullmatch(r'\w*', tag):
+    raise UserError(
+      f"config.curriculum.hint.tag={tag!r} must be the name of a tag such as 'hint', or empty for the whole reply."
+    )
+  _check_range('temperature', temperature, 0.001, 1000)
+  _check_range('penalty', penalty, -1, 0)
+  settings = Writing(hints, instruction, tag, temperature, penalty)
+  return Rule(CONTEXT, lambda visits: 0.0, writing=settings)
 
 
 def _staircase(visits: list[Visit], start: float, step: float, after: int) -> float:

@@ -11,6 +11,7 @@ import jax
 
 from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner.generate import encode_prompts, generate, predict_success
+from jaxrl_llm.learner.hint_reliance import hint_reliance
 from jaxrl_llm.learner.state import abstract_sampling_weights, abstract_state, sampling_state
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.learner.update import update
@@ -66,6 +67,13 @@ def compile_encode(spec: StepSpec) -> Callable:
   rows, _ = _shardings(spec)
   state = _state_shardings(spec)._replace(carried=())
   return _compiled(spec, functools.partial(encode_prompts, spec), (state, rows), rows)
+
+
+def compile_hint_reliance(spec: StepSpec) -> Callable:
+  """Reliance on hints: (state without `carried`, prompts without and with hints, rollout) → float32 [B]."""
+  rows, _ = _shardings(spec)
+  state = _state_shardings(spec)._replace(carried=())
+  return _compiled(spec, functools.partial(hint_reliance, spec), (state, rows, rows, rows), rows)
 
 
 def compile_generate(spec: StepSpec) -> Callable:

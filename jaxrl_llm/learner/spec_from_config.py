@@ -52,7 +52,7 @@ _TOKENS, _CPU_TOKENS = 8192, 256
 _SHORT_BIN, _CPU_SHORT_BIN, _WHOLE_GROUP = 256, 192, 512
 _BIN_ROWS = 64  # of a bin, at most where groups are smaller, so that arrays by row stay small
 # Hints that number what they do to a prompt.
-_WITH_CONTEXTS = ('contexts', 'stages', 'rewritten', 'reflected')
+_WITH_CONTEXTS = ('contexts', 'stages', 'rewritten', 'reflected', 'written')
 
 
 def check_objective(config: Config) -> None:

@@ -118,7 +118,9 @@ class LayoutSpec(NamedTuple):
   prompt_tokens: int  # L
   group: int  # rows of a slot in the update: sampled and replayed
   slots_per_prompt: int  # at most; rows of all slots of a prompt form one group
-  contexts: bool  # prompts record which strategy they include, or what they were rewritten from
+  contexts: (
+    bool  # prompts record which strategy or hint they include, or what they were rewritten from
+  )
   hints: bool  # prompts record the share of a known answer that they include
   slices: int = 1  # of devices that only a slow network connects; they divide the first mesh axis
   prefix_tokens: int = 0  # with which all prompts begin alike; sampling encodes them once

@@ -113,6 +113,8 @@ class PendingStep(NamedTuple):
   device_metrics: Mapping[str, Array]
   trained_batch: Batch | None = None  # the batch of this call's update; None after a restart
   encoded: EncodedPrompts | None = None  # None: no prior reads hidden states of prompts
+  # float32 [B], of completions with a hint: `learner.hint_reliance`. None: there are none, or nothing reads it
+  reliance_B: Array | None = None
 
 
 class ReceivedStep(NamedTuple):

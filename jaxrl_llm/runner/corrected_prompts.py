@@ -12,8 +12,8 @@ from jaxrl_llm.config.schema import DataConfig, RewardsConfig
 from jaxrl_llm.curriculum import hint_rules
 from jaxrl_llm.models.tokenizer import Tokenizer
 from jaxrl_llm.replay import group_batches, rollout_buffer
-from jaxrl_llm.runner.hints import GUIDANCE, HintProvider
-from jaxrl_llm.types import Array, Batch, JsonObject, Prompts, UserError
+from jaxrl_llm.runner.hints import GUIDANCE, NOT_MEASURED, HintProvider, Measures
+from jaxrl_llm.types import Batch, JsonObject, Prompts, UserError
 
 
 class Held(NamedTuple):
@@ -82,15 +82,12 @@ class CorrectedPrompts(HintProvider):
     ]
 
   def update(
-    self, batch: Batch, finished_P: np.ndarray, part_BxK: Array = None
+    self, batch: Batch, finished_P: np.ndarray, measures: Measures = NOT_MEASURED
   ) -> tuple[Batch, dict[str, float]]:
-    """As `HintProvider.update`; all-wrong groups are held back, and those whose correction landed take its slot.
-
-    `part_BxK` holds each reward of the rows.
-    """
-    batch, metrics = super().update(batch, finished_P, part_BxK)
+    """As `HintProvider.update`; all-wrong groups are held back, and those whose correction landed take its slot."""
+    batch, metrics = super().update(batch, finished_P, measures)
     P, hint_P = len(finished_P), np.asarray(batch.prompts.hint_P)
-    sound_PxG = np.asarray(part_BxK)[:, self.part].reshape(P, -1)
+    sound_PxG = np.asarray(measures.part_BxK)[:, self.part].reshape(P, -1)
     slots, held, corrected = [], 0, 0
     for p, sound_G in enumerate(sound_PxG):
       slot = group_batches.slots(batch, np.array([p]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,16 @@ from jaxrl_llm.types import Array, Batch, JsonObject, Prompts, Rollout
 _EXEMPLAR = '{other}\n{answer}\n\n{question}'
 _STRATEGY = '{question}\n\n{text}'
 GUIDANCE = '{question}\n\nThe answer begins with: {answer}'
+
+
+class Measures(NamedTuple):
+  """What a step measured besides its batch, for the providers that read it; None: not measured."""
+
+  part_BxK: Array = None  # each reward of the rows
+  reliance_B: np.ndarray | None = None  # of `learner.hint_reliance`
+
+
+NOT_MEASURED = Measures()
 
 
 class HintProvider:
@@ -113,14 +123,14 @@ class HintProvider:
     return rollout, {}
 
   def update(
-    self, batch: Batch, finished_P: np.ndarray, part_BxK: Array = None
+    self, batch: Batch, finished_P: np.ndarray, measures: Measures = NOT_MEASURED
   ) -> tuple[Batch, dict[str, float]]:
     """Record answers and outcomes; return the batch to learn from and metrics.
 
     Hints are removed from the prompts of the batch where the rule is `plain`, and hinted groups have no rows where
-    they are not `learned`. `finished_P` [P] marks finished groups, `part_BxK` holds each reward of the rows.
+    they are not `learned`. `finished_P` [P] marks finished groups.
     """
-    del part_BxK
+    del measures
     prompts, share_P = batch.prompts, np.asarray(batch.prompts.hint_P)
     self.answers.keep(batch, self.prefixes(prompts))
     by_slot = lambda x: np.asarray(x).reshape(len(share_P), -1)  # noqa: E731

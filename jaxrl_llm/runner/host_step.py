@@ -12,6 +12,7 @@ from jaxrl_llm.learner import empty_records
 from jaxrl_llm.rewards import outcomes
 from jaxrl_llm.runner import (
   grading,
+  hints,
   log_records,
   prompt_encoding,
   sharded_grading,
@@ -138,8 +139,8 @@ def finish(context: RunContext, pool: ScorePool, received: ReceivedStep) -> Land
   if index == 0 and context.grading.vote is None and context.episodes is None:
     metrics |= grading.first_step_metrics(context, pool, graded)
   if context.selection.hints is not None:
-    part_BxK = graded.scores.part_BxK
-    batch, hint_metrics = context.selection.hints.update(batch, finished_P, part_BxK)
+    measures = hints.Measures(graded.scores.part_BxK, sharding.fetch(pending.reliance_B))
+    batch, hint_metrics = context.selection.hints.update(batch, finished_P, measures)
     metrics |= hint_metrics
   next_batch = batch
   if buffers.reuse is not None:
@@ -186,6 +187,8 @@ def packed(pending: PendingStep) -> JsonObject:
   host: JsonObject = dict(index=pending.step, prompts=prompts, rollout=rollout, device=device)
   if pending.encoded is not None:
     host['encoded'] = sharding.fetch(pending.encoded)._asdict()
+  if pending.reliance_B is not None:
+    host['reliance'] = sharding.fetch(pending.reliance_B)
   return host
 
 
@@ -193,7 +196,8 @@ def unpacked(host: JsonObject) -> PendingStep:
   """The inverse of `packed`."""
   prompts, rollout = Prompts(**host['prompts']), Rollout(**host['rollout'])
   encoded = EncodedPrompts(**host['encoded']) if 'encoded' in host else None
-  return PendingStep(host['index'], prompts, rollout, host['device'], encoded=encoded)
+  step, device, reliance_B = host['index'], host['device'], host.get('reliance')
+  return PendingStep(step, prompts, rollout, device, encoded=encoded, reliance_B=reliance_B)
 
 
 def packed_received(received: ReceivedStep) -> JsonObject:

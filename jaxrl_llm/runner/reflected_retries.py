@@ -12,7 +12,8 @@ from jaxrl_llm.curriculum import hint_rules, reflection
 from jaxrl_llm.models.tokenizer import Tokenizer
 from jaxrl_llm.replay import WaitingSlots, group_batches, rollout_buffer
 from jaxrl_llm.runner.follow_ups import FollowUps
-from jaxrl_llm.types import PLAIN, REQUEST, RETRY, Array, Batch, JsonObject, Prompts, Rollout
+from jaxrl_llm.runner.hints import NOT_MEASURED, Measures
+from jaxrl_llm.types import PLAIN, REQUEST, RETRY, Batch, JsonObject, Prompts, Rollout
 
 
 class Case(NamedTuple):
@@ -81,10 +82,10 @@ class ReflectedRetries(FollowUps):
     return [np.zeros(0, np.int32) if x is None else x.token_ids[: x.kept] for x in known]
 
   def update(
-    self, batch: Batch, finished_P: np.ndarray, part_BxK: Array = None
+    self, batch: Batch, finished_P: np.ndarray, measures: Measures = NOT_MEASURED
   ) -> tuple[Batch, dict[str, float]]:
     """As `HintProvider.update`; attempts are held back, and retries are learned without their guidance."""
-    batch, metrics = super().update(batch, finished_P, part_BxK)
+    batch, metrics = super().update(batch, finished_P, measures)
     n_P = (np.asarray(batch.rollout.length_B).reshape(len(finished_P), -1) > 0).sum(1)
     context_P = np.asarray(batch.prompts.context_P)
     changed: dict[int, Batch | None] = {}

@@ -10,7 +10,8 @@ from jaxrl_llm.curriculum import hint_rules
 from jaxrl_llm.curriculum.rewriting import Rewriting
 from jaxrl_llm.models.tokenizer import Tokenizer
 from jaxrl_llm.runner.follow_ups import FollowUps
-from jaxrl_llm.types import PLAIN, REQUEST, Array, Batch, JsonObject, Prompts, Rollout
+from jaxrl_llm.runner.hints import NOT_MEASURED, Measures
+from jaxrl_llm.types import PLAIN, REQUEST, Batch, JsonObject, Prompts, Rollout
 
 _QUESTION = '{text}'
 
@@ -52,7 +53,7 @@ class RewrittenPrompts(FollowUps):
     return replay.blank(rollout, ~np.repeat(asked_P, G)), metrics
 
   def update(
-    self, batch: Batch, finished_P: np.ndarray, part_BxK: Array = None
+    self, batch: Batch, finished_P: np.ndarray, measures: Measures = NOT_MEASURED
   ) -> tuple[Batch, dict[str, float]]:
     """As `HintProvider.update`; a plain group of a hard or medium prompt is followed by a request."""
     by_slot = lambda x: np.asarray(x).reshape(len(finished_P), -1)  # noqa: E731
@@ -66,7 +67,7 @@ class RewrittenPrompts(FollowUps):
       if context_P[p] == PLAIN and kind != PLAIN and self._request(index, kind) is not None:
         self.questions[index] = kind, ''
         self._next.append(index)
-    return super().update(batch, finished_P, part_BxK)
+    return super().update(batch, finished_P, measures)
 
   def _prompt(self, index: int) -> tuple[np.ndarray, int]:
     """Token ids of a prompt, of its rewritten question or of the request for one; and which of them."""

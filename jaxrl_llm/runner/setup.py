@@ -32,6 +32,7 @@ from jaxrl_llm.runner import (
   teacher_text,
   token_stats,
   validate,
+  written_hints,
 )
 from jaxrl_llm.runner.context import Grading, Models, ReplayBuffers, RunContext, Selection
 from jaxrl_llm.types import Model, Row, UserError
@@ -246,7 +247,19 @@ def _hints(
     return rewritten_prompts.RewrittenPrompts(*inputs)
   if rule.reflection is not None:
     return reflected_retries.ReflectedRetries(*inputs)
-  return hints.HintProvider(*inputs)
+  if rule.writing is None:
+    return hints.HintProvider(*inputs)
+  if rule.writing.hints > config.rollouts:
+    raise UserError(
+      f'config.curriculum.hint.hints={rule.writing.hints} replies of a request are more than its '
+      f'config.rollouts={config.rollouts}; lower it, or raise that.'
+    )
+  if not any(data.demonstration(row) for row in table.rows):
+    raise UserError(
+      "config.curriculum.hint.fn='written' needs solutions, and no row of the data has one or an answer; add a column "
+      "'solution', or choose another function."
+    )
+  return written_hints.WrittenHints(*inputs)
 
 
 def _allocation(config: Config) -> Callable[..., curriculum.allocation.Allocation]:

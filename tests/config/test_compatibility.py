@@ -169,6 +169,8 @@ def overrides(condition: Condition) -> tuple[str, ...]:
     return ENDPOINT
   if (condition.field, condition.value) == ('environment', ('discussion',)):
     return 'environment.fn=discussion', 'mode=split'
+  if (condition.field, condition.value) == ('curriculum.hint', ('written',)):
+    return ('curriculum.hint.fn=written',)
   if (condition.field, condition.value) == ('learner.attention', ('cudnn',)):
     return ('learner.attention=cudnn',)
   if condition.value == ('solved_by_group',):

@@ -199,6 +199,16 @@ def test_chance_shows_nothing_as_often_as_it_says_and_spreads_shares():
     (lambda: hint_rules.reflected(request='{question} {attempt} {x}'), 'hint.request='),
     (lambda: hint_rules.reflected(guidance='{question'), 'curriculum.hint.guidance='),
     (lambda: hint_rules.reflected(guidance=3), 'curriculum.hint.guidance=3 must be'),
+    (lambda: hint_rules.written(hints=1), 'curriculum.hint.hints=1 must be'),
+    (lambda: hint_rules.written(instruction='{attempt}'), 'curriculum.hint.instruction='),
+    (
+      lambda: hint_rules.written(instruction='{question}{answer}'),
+      '{attempt} and {solution} alone',
+    ),
+    (lambda: hint_rules.written(tag='<hint>'), 'curriculum.hint.tag=.<hint>. must be'),
+    (lambda: hint_rules.written(tag=None), 'curriculum.hint.tag=None'),
+    (lambda: hint_rules.written(temperature=0.0), 'curriculum.hint.temperature=0.0'),
+    (lambda: hint_rules.written(penalty=0.2), 'curriculum.hint.penalty=0.2'),
   ],
 )
 def test_bad_settings_are_named(make, field):

@@ -9,6 +9,7 @@ import pytest
 
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.config import stages
+from jaxrl_llm.curriculum import hint_rules
 from jaxrl_llm.learner import inner_steps
 from jaxrl_llm.objective import method_spec
 from tests.objective.official import lib
@@ -59,6 +60,15 @@ def test_a_config_has_the_settings_of_its_golden(name):
     got, want = settings(stage, own[stage]), settings(stage, wanted[stage])
     differ = {f'{stage}.{k}' for k in want if got.get(k) != want[k]}
     assert differ <= free, {k: (got.get(k), v) for k, v in want.items()}
+
+
+def test_hill_has_the_settings_of_its_golden():
+  own = configs.load('hill')
+  golden = importlib.import_module('tests.objective.official.hill')
+  chosen = stages.pick(hint_rules, own.curriculum.hint)()
+  assert chosen.writing == hint_rules.written().writing
+  assert (chosen.writing.hints, own.rollouts) == (golden.M, golden.N)
+  assert chosen.writing.temperature == golden.TEMPERATURE
 
 
 def test_sfpo_has_the_settings_of_its_golden():

@@ -13,6 +13,7 @@ from jaxrl_llm.config.schema import DataConfig, RewardsConfig
 from jaxrl_llm.curriculum import hint_rules
 from jaxrl_llm.replay import group_batches
 from jaxrl_llm.runner import corrected_prompts
+from jaxrl_llm.runner.hints import Measures
 from jaxrl_llm.types import STOPPED, Batch, Rollout, Row, UserError
 
 T, K = 12, 2
@@ -55,7 +56,7 @@ def graded(prompts, said, right, sound, seed=0):
 def visited(own, index, said, right, sound, seed=0):
   """The sampled batch of a step, the one to learn from, and the metrics."""
   batch, part_BxK = graded(own.add_hints(own.table.prompts(index), 0), said, right, sound, seed)
-  return batch, *own.update(batch, np.ones(len(index), bool), part_BxK)
+  return batch, *own.update(batch, np.ones(len(index), bool), Measures(part_BxK))
 
 
 WRONG = (['fixe', 'no', 'foul', 'fourth'], [0] * G, [0.25, 0, 0.5, 0.4])
@@ -156,7 +157,7 @@ def test_an_unfinished_or_empty_group_does_not_wait():
   own = make()
   prompts, said = own.add_hints(own.table.prompts([0, 1]), 0), WRONG[0] + [''] * G
   batch, part_BxK = graded(prompts, said, [0] * 2 * G, [0.5] * 2 * G)
-  own.update(batch, np.array([False, True]), part_BxK)
+  own.update(batch, np.array([False, True]), Measures(part_BxK))
   assert not own.held
 
 
@@ -186,7 +187,7 @@ def test_a_second_visit_in_flight_is_neither_held_nor_learned_as_a_correction():
   lengths = []
   for prompts in (plain, *requests):
     batch, part_BxK = graded(prompts, ['ur', 'x', 'x', 'x'], [0] * G, [0.5] * G)
-    learned, _ = own.update(batch, np.ones(1, bool), part_BxK)
+    learned, _ = own.update(batch, np.ones(1, bool), Measures(part_BxK))
     lengths.append(learned.rollout.length_B.tolist())
   # The plain group as it is, the held one at its first correction, and no rows at the other.
   assert lengths == [[3, 2, 2, 2], [5, 3, 5, 7], [0] * G]

@@ -45,6 +45,11 @@ SCALED = {
     'curriculum.hint.part': 'matching_start',
     'curriculum.hint.guided': False,  # a model of characters reads no guidance
   },
+  # Characters, and a policy that writes digits alone.
+  'hill': {
+    'curriculum.hint.instruction': '{question}{attempt}{solution}',
+    'curriculum.hint.tag': '',
+  },
 }
 SMOKE_STEPS = 2
 
