@@ -35,8 +35,8 @@ UNFINISHED, STOPPED, TRUNCATED, EXITED, ABORTED = 0, 1, 2, 3, 4
 REASONS = ('unfinished', 'stop', 'length', 'exit', 'abort')
 
 # What a prompt holds: values of Prompts.context_P, from 0 up the number of a strategy, stage or hint. PLAIN: the
-# question itself; FROM_HARD, FROM_MEDIUM: a question rewritten from a hard or medium one; REQUEST: a request to rewrite it, to
-# reflect on an attempt, or for hints; RETRY: the question with such a reflection.
+# question itself; FROM_HARD, FROM_MEDIUM: a question rewritten from a hard or medium one; REQUEST: a request to rewrite
+# it, to reflect on an attempt, or for hints; RETRY: the question with such a reflection.
 PLAIN, FROM_HARD, FROM_MEDIUM, REQUEST, RETRY = -1, -2, -3, -4, -5
 
 
