@@ -80,7 +80,7 @@ def test_dr_grpo_counts_columns_that_no_row_reaches():
   wide = {k: np.pad(getattr(d, k), ((0, 0), (0, T))) for k in ('x', 'old', 'behavior', 'mask')}
   wide |= {
     k: np.pad(getattr(d, k), ((0, 0), (0, T)))
-    for k in ('reference', 'entropy', 'confidence', 'collision')
+    for k in ('reference', 'entropy', 'confidence', 'collision', 'tokens')
   }
   same(2 * run(change(d, **wide), **of('dr_grpo'))[0][:, :T], run(d, **of('dr_grpo'))[0])
 
