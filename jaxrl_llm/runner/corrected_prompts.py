@@ -12,7 +12,8 @@ from jaxrl_llm.config.schema import DataConfig, RewardsConfig
 from jaxrl_llm.curriculum import hint_rules
 from jaxrl_llm.models.tokenizer import Tokenizer
 from jaxrl_llm.replay import group_batches, rollout_buffer
-from jaxrl_llm.runner.hints import GUIDANCE, NOT_MEASURED, HintProvider, Measures
+from jaxrl_llm.runner.follow_ups import FollowUps
+from jaxrl_llm.runner.hints import GUIDANCE, NOT_MEASURED, Measures
 from jaxrl_llm.types import Batch, JsonObject, Prompts, UserError
 
 
@@ -29,7 +30,7 @@ class Held(NamedTuple):
     return np.asarray(self.group.rollout.tokens_BxT[self.row, : self.start], np.int32)
 
 
-class CorrectedPrompts(HintProvider):
+class CorrectedPrompts(FollowUps):
   """The step after an all-wrong group continues the sound part of one of its rows; then the group is learned.
 
   arXiv:2602.24110 (SCOPE; reconstructed).
@@ -48,17 +49,6 @@ class CorrectedPrompts(HintProvider):
     super().__init__(rule, table, tokenizer, settings, seed)
     self.part = part
     self.held: dict[int, Held] = {}  # by prompt
-    self._next: list[int] = []  # prompts of held groups whose correction is not sampled yet
-
-  def due(self, most: int) -> np.ndarray:
-    """At most `most` prompts to visit next, int32 [N], in the order in which they became due; each is named once."""
-    chosen, self._next = self._next[:most], self._next[most:]
-    return np.array(chosen, np.int32)
-
-  @property
-  def waiting(self) -> np.ndarray:
-    """The prompts that `due` has not named yet, int32 [N]."""
-    return np.array(self._next, np.int32)
 
   def add_hints(self, prompts: Prompts, step: int) -> Prompts:
     """Return the prompts, with those of held groups before the prefix to continue; `hint_P` is 1 for these."""
@@ -78,7 +68,8 @@ class CorrectedPrompts(HintProvider):
     hint_P = np.asarray(prompts.hint_P)
     rows = zip(prompts.tokens_PxL, prompts.length_P, prompts.index_P, hint_P, strict=True)
     return [
-      np.asarray(tokens[len(self._asked(int(i))) if hint else n : n]) for tokens, n, i, hint in rows
+      np.asarray(tokens[len(self._before_prefix(int(i))) if hint else n : n])
+      for tokens, n, i, hint in rows
     ]
 
   def update(
@@ -112,7 +103,7 @@ class CorrectedPrompts(HintProvider):
       return False
     row = int(np.where(usable_G, sound_G, -1).argmax())
     start = self._tokens_before(slot.rollout.tokens_BxT[row, : length_G[row]], sound_G[row])
-    fits = len(self._asked(index)) + start <= self.table.prompt_tokens
+    fits = len(self._before_prefix(index)) + start <= self.table.prompt_tokens
     if not start or not fits:
       return False
     self.held[index] = Held(rollout_buffer.cut(slot), row, start)
@@ -144,13 +135,13 @@ class CorrectedPrompts(HintProvider):
     most = round(float(share) * length(len(token_ids)))
     return bisect.bisect_right(range(len(token_ids)), most, key=length) - 1
 
-  def _asked(self, index: int) -> np.ndarray:
+  def _before_prefix(self, index: int) -> np.ndarray:
     """The token ids before the prefix: the prompt, with the demonstration of the data where there is one."""
     text = data.demonstration(self.table.rows[index]) if self._correction.guided else ''
     return self._encode(index, GUIDANCE, answer=text) if text else self.table.tokens[index]
 
   def _request(self, index: int, held: Held) -> np.ndarray:
-    return np.concatenate([self._asked(index), held.prefix]).astype(np.int32)
+    return np.concatenate([self._before_prefix(index), held.prefix]).astype(np.int32)
 
   @property
   def _correction(self) -> hint_rules.Correction:
@@ -163,7 +154,7 @@ class CorrectedPrompts(HintProvider):
       str(index): x._asdict() | dict(group=group_batches.plain(x.group))
       for index, x in self.held.items()
     }
-    return super().state_dict() | dict(held=held, next=list(self._next))
+    return super().state_dict() | dict(held=held)
 
   def load_state_dict(self, state: JsonObject) -> None:
     """Restore from `state_dict`."""
@@ -172,7 +163,6 @@ class CorrectedPrompts(HintProvider):
       int(index): Held(group_batches.from_plain(x['group']), int(x['row']), int(x['start']))
       for index, x in state['held'].items()
     }
-    self._next = [int(index) for index in state['next']]
 
 
 def part_column(settings: RewardsConfig, name: str) -> int:
