@@ -92,7 +92,7 @@ def test_on_average_it_is_the_gradient_of_the_reverse_kl_of_every_token():
   d.reference, d.teacher = np.asarray(logp(base)), np.asarray(logp(teacher))
   d.length, d.mask = np.full(4, 2, np.int32), np.ones((4, 2))
   d.reward, d.correct, d.context = np.ones(4), np.ones(4), d.context[:4]
-  d.parts = d.parts[:4]
+  d.parts, d.tokens = d.parts[:4], d.tokens[:4, :2]
   c = coefficients(d, 1.0) * d.mask.sum()  # of each answer: weights of a mean, not of 8 tokens
   chance = np.exp(x.sum(1))[:, None]
   got = jax.grad(lambda z: -(chance * c * logp(z)).sum())(z)
@@ -169,6 +169,7 @@ def test_on_average_a_span_of_two_tokens_is_the_gradient_of_the_reverse_kl_of_it
   d.x = d.old = d.behavior = np.asarray(logp(z))
   d.length, d.mask = np.full(4, 2, np.int32), np.ones((4, 2))
   d.reward, d.correct, d.context, d.parts = np.ones(4), np.ones(4), d.context[:4], d.parts[:4]
+  d.tokens = d.tokens[:4, :2]
   kl = lambda z: (jnp.exp(logp(z).sum(1)) * (logp(z).sum(1) - teacher)).sum()  # noqa: E731
   want = jax.grad(kl)(z)
   chance = np.exp(d.x.sum(1))[:, None]
