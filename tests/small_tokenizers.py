@@ -87,3 +87,15 @@ def write_model(folder: str | os.PathLike, tokenizer: Tokenizer, seed: int = 0) 
   model = Model(config, params, tokenizer, 'small')
   export.save(str(folder), model, dtype='float32')
   return model
+
+
+class Letters:
+  """A token is a character; 0 ends."""
+
+  end_ids = frozenset({0})
+
+  def encode(self, text):
+    return [ord(c) for c in text]
+
+  def decode(self, ids):
+    return ''.join(chr(i) for i in ids if i)

@@ -30,9 +30,7 @@ def hint_reliance(
   return mean_log_ratio(log_probs(plain), log_probs(hinted), length_B)
 
 
-def mean_log_ratio(
-  plain_BxT: jax.Array, hinted_BxT: jax.Array, length_B: jax.Array
-) -> jax.Array:  # fmt: skip
+def mean_log_ratio(plain_BxT: jax.Array, hinted_BxT: jax.Array, length_B: jax.Array) -> jax.Array:
   """float32 [B], the mean over tokens of log π(y | x) − log π(y | x, hint); 0 without tokens. arXiv:2604.00698."""
   real_BxT = jnp.arange(plain_BxT.shape[1])[None] < length_B[:, None]
   total_B = jnp.where(real_BxT, plain_BxT - hinted_BxT, 0).sum(1)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_job
+from small_tokenizers import Letters
 
 from jaxrl_llm import data, objective, train
 from jaxrl_llm.checkpointing import checkpoint
@@ -35,18 +36,6 @@ REPORT = dict(
 KEPT, REST = 'two and\ntwo is\n', 'five'
 REPLY = 'See: ' + json.dumps(REPORT)
 GUIDED = f'Q: 2+2 by {json.dumps(REPORT, indent=2)}' + KEPT
-
-
-class Letters:
-  """A token is a character; 0 ends."""
-
-  end_ids = frozenset({0})
-
-  def encode(self, text):
-    return [ord(c) for c in text]
-
-  def decode(self, ids):
-    return ''.join(chr(i) for i in ids if i)
 
 
 def make(**settings):

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from small_tokenizers import Letters
 
 from jaxrl_llm import data
 from jaxrl_llm.config.schema import DataConfig
@@ -16,18 +17,6 @@ from jaxrl_llm.types import FROM_HARD, FROM_MEDIUM, PLAIN, REQUEST, STOPPED, Bat
 G, L, T = 4, 40, 60
 SETTINGS = DataConfig(source='digits', template='Q: {question}', chat=False)
 PAIRS = ('2+2', 'four'), ('3+3', 'six'), ('1+1', 'two'), ('5+5', '')
-
-
-class Letters:
-  """A token is a character; 0 ends."""
-
-  end_ids = frozenset({0})
-
-  def encode(self, text):
-    return [ord(c) for c in text]
-
-  def decode(self, ids):
-    return ''.join(chr(i) for i in ids if i)
 
 
 def make(**settings):

@@ -8,6 +8,7 @@ import json
 import bad_input
 import numpy as np
 import pytest
+from small_tokenizers import Letters
 
 from jaxrl_llm import data
 from jaxrl_llm.checkpointing import checkpoint
@@ -21,18 +22,6 @@ from jaxrl_llm.types import PLAIN, REQUEST, STOPPED, Batch, Rollout, Row, UserEr
 G, L, T = 4, 40, 30
 SETTINGS = DataConfig(source='digits', template='Q: {question}', chat=False)
 PAIRS = ('2+2', 'four'), ('3+3', 'six'), ('1+1', 'two'), ('5+5', '')
-
-
-class Letters:
-  """A token is a character; 0 ends."""
-
-  end_ids = frozenset({0})
-
-  def encode(self, text):
-    return [ord(c) for c in text]
-
-  def decode(self, ids):
-    return ''.join(chr(i) for i in ids if i)
 
 
 def make(prompt_tokens=L, **settings):
