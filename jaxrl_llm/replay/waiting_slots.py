@@ -38,8 +38,8 @@ class WaitingSlots:
     waiting = self.groups or self.singles
     if not waiting:
       return group_batches.empty_slots(like, 1)
-    rows = len(like.reward_B) // len(like.prompts.index_P)
-    return padded(group_batches.with_rows(waiting.pop(0), rows), like)
+    slot, rows = waiting.pop(0), len(like.reward_B) // len(like.prompts.index_P)
+    return padded(slot if len(slot.reward_B) == rows else group_batches.with_rows(slot, rows), like)
 
   def state_dict(self) -> JsonObject:
     """State for the checkpoint."""

@@ -13,7 +13,7 @@ from jaxrl_llm.config.schema import DataConfig
 from jaxrl_llm.curriculum import hint_rules, hint_writing
 from jaxrl_llm.models.tokenizer import Tokenizer
 from jaxrl_llm.replay import group_batches
-from jaxrl_llm.replay.rollout_buffer import cut, padded
+from jaxrl_llm.replay.rollout_buffer import cut
 from jaxrl_llm.runner.hints import NOT_MEASURED, HintProvider, Measures
 from jaxrl_llm.types import PLAIN, REQUEST, Batch, JsonObject, Prompts, Rollout
 
@@ -53,7 +53,7 @@ class WrittenHints(HintProvider):
       int, np.ndarray
     ] = {}  # prompt → token ids of its request, until the replies
     self.written: dict[int, Hints] = {}  # prompt → its hints, until all their rewards are known
-    self.ready: list[Batch] = []  # groups to learn, of one slot each
+    self.ready = replay.WaitingSlots()  # groups to learn
     self._next: list[tuple[int, int]] = []  # (prompt, REQUEST or number of the hint), a slot each
     self._due: list[tuple[int, int]] = []  # those of this step
 
@@ -225,32 +225,25 @@ class WrittenHints(HintProvider):
     mixed = [number in hints.groups for number in range(len(rewards))]
     chosen = hint_writing.best(rewards, mixed)
     if chosen is not None:
-      self.ready.append(hints.groups[chosen])
+      self.ready.groups.append(hints.groups[chosen])
     request = hints.request
     if request is not None and max(rewards) - min(rewards) > group_batches.SAME:
       reward_G = np.zeros_like(np.asarray(request.reward_B))
       reward_G[: len(rewards)] = rewards
-      self.ready.append(request._replace(reward_B=reward_G))
+      self.ready.groups.append(request._replace(reward_B=reward_G))
 
   def _with_ready(self, batch: Batch, keep_B: np.ndarray) -> tuple[Batch, int]:
     """The batch with the rows to keep, and groups from `ready` in slots without any; and their number."""
-    batch = batch._replace(rollout=replay.blank(batch.rollout, keep_B))
-    P = len(batch.prompts.index_P)
-    free = np.flatnonzero(~(np.asarray(batch.rollout.length_B).reshape(P, -1) > 0).any(1))
-    taken, self.ready = self.ready[: len(free)], self.ready[len(free) :]
-    if not taken:
-      return batch, 0
-    joined = group_batches.joined([batch, *(padded(group, batch) for group in taken)])
-    order_P = np.arange(P)
-    order_P[free[: len(taken)]] = P + np.arange(len(taken))
-    return group_batches.slots(joined, order_P), len(taken)
+    waiting = len(self.ready)
+    batch = self.ready.fill(batch._replace(rollout=replay.blank(batch.rollout, keep_B)), {})
+    return batch, waiting - len(self.ready)
 
   def state_dict(self) -> JsonObject:
     """The state for a checkpoint."""
     return super().state_dict() | dict(
       requests={str(index): tokens for index, tokens in self.requests.items()},
       written={str(index): _plain(hints) for index, hints in self.written.items()},
-      ready=[group_batches.plain(group) for group in self.ready],
+      ready=self.ready.state_dict(),
       next=[list(pair) for pair in self._next],
     )
 
@@ -259,7 +252,7 @@ class WrittenHints(HintProvider):
     super().load_state_dict(state)
     self.requests = {int(i): np.asarray(x, np.int32) for i, x in state['requests'].items()}
     self.written = {int(index): _hints(fields) for index, fields in state['written'].items()}
-    self.ready = [group_batches.from_plain(group) for group in state['ready']]
+    self.ready.load_state_dict(state['ready'])
     self._next = [(int(index), int(context)) for index, context in state['next']]
     self._due = []
 
