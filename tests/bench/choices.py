@@ -4,16 +4,17 @@ python -m tests.bench.choices --job=tiny [--rules uniform,default] [--blind] [--
 Job `tiny` is configs/tiny.py with 20,000 strings of digits. Job `sums` is configs/dapo.py on 2,040 sums, from (2 terms,
 1 digit), which SmolLM2 mostly solves, to (3, 2), which it rarely solves; held-out sums are of the same kinds. Job
 `mixture` is configs/rewards/mixture.py on 20,000 rows that tests/bench/mixture_rows.py writes to --out; its supervised
-start is trained once, for all seeds. No job has the oracle of tests/bench/curriculum.py: a scan of the mixture's true
-rates would cost 160,000 rollouts. With `--blind` all prompts are of one kind, as those of data that says nothing of its
-rows; give it an --out of its own. Every rule starts from the same weights with the same number of rollouts. Seconds are
-those of the device program: to measure them, pin the process to a core of an idle machine. Finished runs are not
-repeated; the table shows all runs in --out.
+start is trained once, for all seeds. The rule `oracle` samples groups of 8 times as many prompts after each step and
+takes those whose rates are nearest to one half; these samples do not count, but take their time. With `--blind` all
+prompts are of one kind, as those of data that says nothing of its rows; give it an --out of its own. Every rule starts
+from the same weights with the same number of rollouts. Seconds are those of the device program: to measure them, pin
+the process to a core of an idle machine. Finished runs are not repeated; the table shows all runs in --out.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import glob
 import json
 import os
@@ -32,6 +33,7 @@ from jaxrl_llm.types import Row
 from tests.bench import mixture_rows
 from tests.bench.curves import share_warm_starts
 from tests.bench.lib import results, smoke
+from tests.bench.lib.oracle import chosen_by_oracle
 
 SUMS = ((2, 1, 60), (2, 2, 700), (3, 1, 500), (2, 3, 500), (3, 2, 280))
 # name → (config whose curriculum and replay.collect are used, changes of that curriculum)
@@ -44,6 +46,7 @@ RULES = {
   'hidden_state': ('hidden_state', {}),
   'sharp': ('dapo', dict(selection=dict(fn='softmax', temperature=0.1))),
   'top': ('dapo', dict(selection=dict(fn='top'))),
+  'oracle': ('dapo', {}),
 }
 # name → (file, steps, steps between evaluations)
 JOBS = {'tiny': ('tiny', 90, 15), 'sums': ('dapo', 60, 30), 'mixture': ('mixture', 60, 30)}
@@ -242,7 +245,9 @@ def main() -> None:
       if options.job == 'mixture':
         share_first_evaluation(start, folder, int(seed))
       if curve(options.job, folder, 'greedy') is None:
-        train.run(job(options.job, rule, int(seed), more), folder)
+        config = job(options.job, rule, int(seed), more)
+        with chosen_by_oracle(config.rewards) if rule == 'oracle' else contextlib.nullcontext():
+          train.run(config, folder)
   table(options.job, out)
   if options.job == 'mixture':
     by_source(options.job, out)

@@ -239,7 +239,7 @@ def test_the_benchmark_runs_the_mixture_and_repeats_no_finished_run(tmp_path):
 
 
 def test_an_unknown_rule_is_refused(monkeypatch, capsys, tmp_path):
-  monkeypatch.setattr(sys, 'argv', ['choices', '--rules=uniform,oracle', f'--out={tmp_path}'])
+  monkeypatch.setattr(sys, 'argv', ['choices', '--rules=uniform,best', f'--out={tmp_path}'])
   with pytest.raises(SystemExit):
     choices.main()
-  assert "--rules: 'oracle' is unknown; choose from: uniform, " in capsys.readouterr().err
+  assert "--rules: 'best' is unknown; choose from: uniform, " in capsys.readouterr().err
