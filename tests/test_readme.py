@@ -13,6 +13,8 @@ import shlex
 import subprocess
 import sys
 
+import method_table
+import provenance
 import pytest
 import quick
 
@@ -122,6 +124,13 @@ def test_commands_name_python3_and_the_supported_versions():
   assert [least, most] == [versions[0], versions[-1]] and f">=3.{least}'" in project
   for word in ('Linux', 'macOS', 'WSL2', 'GB of disk', 'GB of memory', 'minutes'):
     assert word in text
+
+
+def test_methods_are_as_many_as_it_says():
+  text = (ROOT / 'README.md').read_text()
+  found = re.search(r'(\d+) are listed in \[configs/.*?formula: (\d+) are checked', text, re.S)
+  proven = sum(map(provenance.proven, method_table.PAPERS))
+  assert [int(x) for x in found.groups()] == [len(method_table.PAPERS), proven]
 
 
 def test_sampling_from_python(capsys, monkeypatch):
