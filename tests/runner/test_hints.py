@@ -6,6 +6,7 @@ import types
 
 import numpy as np
 import pytest
+from small_tokenizers import Letters
 
 from jaxrl_llm import data
 from jaxrl_llm.config import loading, schema
@@ -17,28 +18,18 @@ G, L, T = 2, 40, 4
 SETTINGS = types.SimpleNamespace(source='digits', system='', template='{question}', chat=False)
 
 
-class Letters:
-  """A token is a character; 0 ends."""
-
-  end_ids = frozenset({0})
-
-  def encode(self, text):
-    return [ord(c) for c in text]
-
-  def decode(self, ids):
-    return ''.join(chr(i) for i in ids if i)
-
+class ChatLetters(Letters):
   def encode_chat(self, messages):
     return self.encode('|'.join(m['content'] for m in messages))
 
 
 def table(*pairs, prompt_tokens=L):
   rows = [Row(str(i), q, (), a, 'made', {}) for i, (q, a) in enumerate(pairs)]
-  return data.make_table(rows, SETTINGS, prompt_tokens, Letters())
+  return data.make_table(rows, SETTINGS, prompt_tokens, ChatLetters())
 
 
 def make(rule, *pairs, **how):
-  return hints.HintProvider(rule, table(*pairs, **how), Letters(), SETTINGS, seed=0)
+  return hints.HintProvider(rule, table(*pairs, **how), ChatLetters(), SETTINGS, seed=0)
 
 
 def always(share, form=hint_rules.PREFIX, **how):
@@ -49,14 +40,14 @@ PAIRS = ('2+2', 'four'), ('3+3', 'six'), ('1+1', 'two')
 
 
 def text(prompts, p):
-  return Letters().decode(prompts.tokens_PxL[p, : prompts.length_P[p]].tolist())
+  return ChatLetters().decode(prompts.tokens_PxL[p, : prompts.length_P[p]].tolist())
 
 
 def answered(prompts, *texts, right, reason=STOPPED):
   """A batch in which the rows say these texts, ended by a 0."""
   tokens_BxT = np.zeros((len(texts), T + 1), np.int32)
   for row, said in zip(tokens_BxT, texts, strict=True):
-    row[: len(said)] = Letters().encode(said)
+    row[: len(said)] = ChatLetters().encode(said)
   length_B = np.array([len(said) + 1 for said in texts], np.int32)
   rollout = Rollout(
     tokens_BxT,
@@ -77,7 +68,7 @@ def test_a_prefix_stands_behind_the_prompt_and_before_the_reply():
   got = own.add_hints(plain, 3)
   assert [text(got, p) for p in range(2)] == ['2+2fo', '3+3s']
   assert got.hint_P.tolist() == [0.5, 0.5] and got.born_P.tolist() == [3, 3]
-  assert [Letters().decode(x.tolist()) for x in own.prefixes(got)] == ['fo', 's']
+  assert [ChatLetters().decode(x.tolist()) for x in own.prefixes(got)] == ['fo', 's']
 
 
 def test_without_room_or_without_a_known_answer_a_prompt_stays_plain():
@@ -128,11 +119,13 @@ def test_own_right_replies_are_told_rather_than_those_of_the_data_and_whole():
   own = make(always(0.5), *PAIRS)
   got = own.add_hints(own.table.prompts([0]), 0)
   own.update(answered(got, 'nf', 'n', right=[1, 1]), np.array([True]))
-  assert Letters().decode(own.answers.tokens[0].tolist()) == 'fon'  # with the prefix, the shortest
+  assert (
+    ChatLetters().decode(own.answers.tokens[0].tolist()) == 'fon'
+  )  # with the prefix, the shortest
   assert text(own.add_hints(own.table.prompts([0]), 1), 0) == '2+2f'
   own.update(answered(got, 'a', 'b', right=[0, 0]), np.array([True]))
   own.update(answered(got, 'a', 'b', right=[1, 1], reason=TRUNCATED), np.array([True]))
-  assert Letters().decode(own.answers.tokens[0].tolist()) == 'fon'
+  assert ChatLetters().decode(own.answers.tokens[0].tolist()) == 'fon'
 
 
 def test_a_solved_neighbor_stands_before_the_question():
@@ -238,4 +231,4 @@ def test_each_slot_of_a_prompt_has_its_own_strategy_or_none():
 def test_hints_without_what_they_read_are_refused(flags, message):
   config = schema.typed(loading.load('', [f'--config.{flag}' for flag in flags]))
   with pytest.raises(UserError, match=message):
-    setup._hints(config, table(('2+2', '')), Letters())
+    setup._hints(config, table(('2+2', '')), ChatLetters())

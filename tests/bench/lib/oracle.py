@@ -59,7 +59,7 @@ class Oracle:
     index_M, rate_M = self.scan.index_M[free_M], self.scan.rate_M[free_M]
     if not len(index_M):
       index_M = np.random.default_rng((int(self.scan.seed), step)).permutation(self.curriculum.size)
-      rate_M = np.full(len(index_M), 0.5)
+      rate_M = np.full(len(index_M), np.nan)
     worth_M = 4 * rate_M * (1 - rate_M)
     at = np.argsort(-worth_M, kind='stable')[:slots]
     index = index_M[at].astype(np.int32)
