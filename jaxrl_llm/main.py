@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from jaxrl_llm.commands import exit_status, flags
 from jaxrl_llm.commands.processes import Processes
+from jaxrl_llm.distributed import host_memory
 from jaxrl_llm.types import UserError
 
 
@@ -35,6 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def script() -> int:
   """The console script. Modules of the current folder can be imported, as with `python3 -m`."""
   sys.path.insert(0, os.getcwd())
+  return own_process()
+
+
+def own_process() -> int:
+  """`main` in a process that does nothing else, so that its settings are ours to choose."""
+  host_memory.keep_freed()
   return main()
 
 
@@ -62,4 +69,4 @@ def _check_system() -> None:
 
 
 if __name__ == '__main__':
-  sys.exit(main())
+  sys.exit(own_process())

@@ -25,6 +25,7 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 import jax
 import numpy as np
 
+from jaxrl_llm.distributed import host_memory
 from tests.bench.lib import plots, results, smoke, step_shapes, step_workers, trl_jobs
 from tests.bench.lib.line_fit import Line, fit
 from tests.bench.lib.step_workers import Stepper
@@ -124,6 +125,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
   args = parse()
+  host_memory.keep_freed()  # as the command line does
   facts = results.facts(PACKAGES, results.load_average())
   if args.smoke:
     jax.config.update('jax_disable_most_optimizations', True)

@@ -266,6 +266,9 @@ def forced_ends(model, job: Job, index_P):
 
 def ours_worker(folder: pathlib.Path, name: str, *overrides: str) -> None:
   """Runs the compiled step; `split` times its two halves as separate programs."""
+  from jaxrl_llm.distributed import host_memory
+
+  host_memory.keep_freed()  # as the command line does
   pipe = CommandPipe()
   stepper = Stepper(folder, step_shapes.read_job(folder / f'{name}.json'), overrides)
   pipe.reply({'threads': os.cpu_count()})

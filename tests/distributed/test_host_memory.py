@@ -1,0 +1,90 @@
+"""Freed memory that stays with the process: no page is mapped twice."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from jaxrl_llm import main
+from jaxrl_llm.distributed import host_memory
+
+GLIBC = platform.libc_ver()[0] == 'glibc'
+
+# As XLA's programs do it: a thread allocates 64 MiB, writes to all pages and frees them; the second time is counted.
+PROGRAM = """
+import resource, sys, threading
+import numpy as np
+from jaxrl_llm.distributed import host_memory
+
+if sys.argv[1] == 'keep':
+  assert host_memory.keep_freed()
+
+def fill():
+  for _ in range(2):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.ones(2**23)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+faults = []
+thread = threading.Thread(target=fill)
+thread.start()
+thread.join()
+print(faults[1])
+"""
+
+
+def _second_faults(how: str, **environment: str) -> int:
+  command = [sys.executable, '-c', PROGRAM, how]
+  # numpy's own use of huge pages would hide the pages that are counted.
+  env = dict(JAX_PLATFORMS='cpu', NUMPY_MADVISE_HUGEPAGE='0', PYTHONPATH=':'.join(sys.path))
+  done = subprocess.run(command, env=env | environment, capture_output=True, text=True, check=True)
+  return int(done.stdout)
+
+
+@pytest.mark.skipif(not GLIBC, reason='only glibc has these settings')
+def test_pages_stay_mapped():
+  assert _second_faults('keep') < 100
+  assert _second_faults('plain') > 2**26 // resource.getpagesize() // 2
+
+
+@pytest.mark.parametrize(
+  'name, value',
+  [
+    ('JAX_PLATFORMS', 'tpu'),
+    ('JAX_PLATFORMS', 'cuda,cpu'),
+    ('MALLOC_ARENA_MAX', '4'),
+    ('GLIBC_TUNABLES', 'glibc.malloc.hugetlb=1'),
+  ],
+)
+def test_nothing_is_set_for_others(monkeypatch, name, value):
+  monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
+  monkeypatch.setenv(name, value)
+  monkeypatch.setattr(host_memory.ctypes, 'CDLL', lambda _: pytest.fail('malloc was changed'))
+  assert not host_memory.keep_freed()
+
+
+@pytest.mark.parametrize('plugin', ['libtpu', 'jax_plugins'])
+def test_an_accelerator_that_jax_can_find_is_seen(monkeypatch, plugin):
+  monkeypatch.delenv('JAX_PLATFORMS', raising=False)
+  monkeypatch.setattr(host_memory.importlib.util, 'find_spec', lambda name: name == plugin)
+  monkeypatch.setattr(host_memory.ctypes, 'CDLL', lambda _: pytest.fail('malloc was changed'))
+  assert not host_memory.keep_freed()
+
+
+def test_musl_is_left_alone(monkeypatch):
+  monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
+  monkeypatch.setattr(host_memory.platform, 'libc_ver', lambda: ('', ''))
+  assert not host_memory.keep_freed()
+
+
+def test_commands_keep_memory_before_all_else(monkeypatch):
+  calls = []
+  monkeypatch.setattr(host_memory, 'keep_freed', lambda: calls.append('keep'))
+  monkeypatch.setattr(main, 'main', lambda: calls.append('main'))
+  monkeypatch.setattr(sys, 'path', sys.path[:])
+  main.script()
+  assert calls == ['keep', 'main']
