@@ -114,7 +114,7 @@ def _train(
         progress = _take_steps(loop, progress)
       logger.after_last_step(progress.state)
       _land_all(loop, progress)
-      saver.wait()
+      # The last checkpoint is written meanwhile; leaving the saver waits for it.
       with handler.interruptible():
         last_evaluation = evaluate(progress.state, config.steps)
       logger.log_evaluation(config.steps, last_evaluation)

@@ -21,6 +21,7 @@ from absl import logging
 from jax.experimental import multihost_utils
 
 from jaxrl_llm.checkpointing import manifest, safe_files
+from jaxrl_llm.distributed import host_memory
 from jaxrl_llm.types import Array, UserError
 
 PyTree: TypeAlias = Any  # of arrays, or of abstract arrays
@@ -81,6 +82,7 @@ class Saver:
     handler = ocp.PyTreeCheckpointHandler(use_compression=False)
     writer = ocp.AsyncCheckpointer(handler, timeout_secs=_TIMEOUT_S)
     try:
+      host_memory.return_freed()  # what the copies leave of it would be held beside them
       written = jax.tree.map(_stable_copy, tree)
       writer.save(os.path.join(part, 'device'), ocp.args.PyTreeSave(written))
     except Exception as error:

@@ -20,12 +20,22 @@ def keep_freed() -> bool:
   later obey, so that this comes before the first device is asked for. Nothing is changed where jax can find an
   accelerator, another C library is used, or the environment sets malloc itself.
   """
-  if not _on_cpu_alone() or platform.libc_ver()[0] != 'glibc' or _set_by_user():
+  if not _on_cpu_alone() or not _has_glibc() or _set_by_user():
     return False
   mallopt = ctypes.CDLL(None).mallopt
   # One arena: those of further threads have 64 MiB at most, and map what is larger in every call.
   settings = ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1))
   return all([mallopt(name, value) == 1 for name, value in settings])
+
+
+def return_freed() -> None:
+  """Return freed memory to the system once, before something that lasts takes a part of it."""
+  if _has_glibc():
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def _has_glibc() -> bool:
+  return platform.libc_ver()[0] == 'glibc'
 
 
 def _on_cpu_alone() -> bool:
