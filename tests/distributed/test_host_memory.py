@@ -18,10 +18,11 @@ GLIBC = platform.libc_ver()[0] == 'glibc'
 
 # As XLA's programs do it: a thread allocates 64 MiB, writes to all pages and frees them, twice; and twice again.
 PROGRAM = """
-import resource, sys, threading
+import ctypes, resource, sys, threading
 import numpy as np
 from jaxrl_llm.distributed import host_memory
 
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: huge pages would hide the pages that are counted
 if sys.argv[1] == 'keep':
   assert host_memory.keep_freed()
 
@@ -44,8 +45,7 @@ print(faults[1], faults[2])
 def _faults(how: str) -> tuple[int, int]:
   """Pages that were mapped by the second time, and by the first one after freed memory was returned."""
   command = [sys.executable, '-c', PROGRAM, how]
-  # numpy's own use of huge pages would hide the pages that are counted.
-  env = dict(JAX_PLATFORMS='cpu', NUMPY_MADVISE_HUGEPAGE='0', PYTHONPATH=':'.join(sys.path))
+  env = dict(JAX_PLATFORMS='cpu', PYTHONPATH=':'.join(sys.path))
   done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
   second, returned = map(int, done.stdout.split())
   return second, returned
