@@ -5,17 +5,18 @@ Job `tiny` is configs/tiny.py with 20,000 strings of digits. Job `sums` is confi
 1 digit), which SmolLM2 mostly solves, to (3, 2), which it rarely solves; held-out sums are of the same kinds. Job
 `mixture` is configs/rewards/mixture.py on 20,000 rows that tests/bench/mixture_rows.py writes to --out; its supervised
 start is trained once, for all seeds. The rule `oracle` samples groups of 8 times as many prompts after each step and
-takes those whose rates are nearest to one half; these samples do not count, but take their time. With `--blind` all
-prompts are of one kind, as those of data that says nothing of its rows; give it an --out of its own. Every rule starts
-from the same weights with the same number of rollouts. Seconds are those of the device program: to measure them, pin
-the process to a core of an idle machine. Finished runs are not repeated; the table shows all runs in --out.
+takes those whose rates are nearest to one half; these samples do not count, but take their time. A rule may have
+variants, as in `default-half-twice`: `half` samples half as many prompts in each of as many steps, `twice` learns each
+batch twice, and is compared with `uniform-twice`. With `--blind` all prompts are of one kind, as those of data that
+says nothing of its rows; give it an --out of its own. Every rule starts from the same weights. Seconds are those of the
+device program: to measure them, pin the process to a core of an idle machine. Finished runs are not repeated; the table
+shows all runs in --out.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import glob
 import json
 import os
 import re
@@ -29,6 +30,7 @@ from jaxrl_llm import data, train
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.commands import export
 from jaxrl_llm.config import loading as configs
+from jaxrl_llm.distributed import host_memory
 from jaxrl_llm.types import Row
 from tests.bench import mixture_rows
 from tests.bench.curves import share_warm_starts
@@ -48,6 +50,11 @@ RULES = {
   'top': ('dapo', dict(selection=dict(fn='top'))),
   'oracle': ('dapo', {}),
 }
+# What may follow the name of a rule: name → overrides from the job's number of prompts.
+VARIANTS = {
+  'half': lambda prompts: f'prompts={prompts // 2}',
+  'twice': lambda prompts: 'learner.passes=2',
+}
 # name → (file, steps, steps between evaluations)
 JOBS = {'tiny': ('tiny', 90, 15), 'sums': ('dapo', 60, 30), 'mixture': ('mixture', 60, 30)}
 # Overrides of smoke runs; a model of characters needs several times as many tokens for a prompt.
@@ -65,7 +72,10 @@ def job(name: str, rule: str, seed: int, more: tuple[str, ...] = ()):
     f'evaluation.every={every}',
     f'checkpoint.every={steps}',
   ]
-  config = configs.load(file, [f'--config.{x}' for x in (*overrides, *more)])
+  prompts = configs.load(file, [f'--config.{x}' for x in more]).prompts
+  rule, *variants = rule.split('-')
+  changed = [VARIANTS[variant](prompts) for variant in variants]
+  config = configs.load(file, [f'--config.{x}' for x in (*overrides, *more, *changed)])
   file, changes = RULES[rule]
   other = configs.load(file)
   config.curriculum, config.replay.collect = other.curriculum, other.replay.collect
@@ -124,36 +134,42 @@ def spent(name: str, folder: str) -> tuple[np.ndarray, np.ndarray]:
   return tuple(np.concatenate([[0], np.cumsum(x)])[::every] for x in (rollouts, second))
 
 
+def finished(name: str, out: str) -> dict[str, dict[str, str]]:
+  """Folders of the finished runs in --out: rule → seed → folder."""
+  found: dict[str, dict[str, str]] = {}
+  for folder in sorted(os.listdir(out)):
+    rule, _, seed = folder.rpartition('_')
+    path = os.path.join(out, folder)
+    if rule.partition('-')[0] in RULES and curve(name, path, 'greedy') is not None:
+      found.setdefault(rule, {})[seed] = path
+  order = list(RULES)
+  return dict(sorted(found.items(), key=lambda x: (order.index(x[0].partition('-')[0]), x[0])))
+
+
+def reference(rule: str) -> str:
+  """The rule that this one is compared with: uniform with as many passes."""
+  return 'uniform-twice' if 'twice' in rule.split('-') else 'uniform'
+
+
 def table(name: str, out: str) -> None:
   """Print means over seeds, and the rollouts and seconds to reach the final accuracy of `uniform`."""
-  names = sorted(os.listdir(out))
-  found = {
-    r: {d.rpartition('_')[2]: os.path.join(out, d) for d in names if d.rpartition('_')[0] == r}
-    for r in RULES
-  }
-  done = {
-    r: {s: f for s, f in runs.items() if curve(name, f, 'greedy') is not None}
-    for r, runs in found.items()
-  }
-  done = {r: runs for r, runs in done.items() if runs}
-  thresholds = {}
+  done = finished(name, out)
   for kind in ('greedy', 'mean@4'):
     print(
       f"\n{kind}: after each evaluation; difference to uniform at the end; rollouts and seconds to uniform's end"
     )
     for rule, runs in done.items():
+      other = done.get(reference(rule), {})
       points_SxE = np.array([curve(name, f, kind) for f in runs.values()])
       mean_E = points_SxE.mean(0)
       rollouts, seconds = (
         np.mean(x, axis=0) for x in zip(*(spent(name, f) for f in runs.values()), strict=True)
       )
-      thresholds.setdefault(kind, mean_E[-1])
-      both = sorted(runs.keys() & done.get('uniform', {}).keys())
-      gap = np.array(
-        [(curve(name, runs[s], kind) - curve(name, done['uniform'][s], kind))[-1] for s in both]
-      )
+      both = sorted(runs.keys() & other.keys())
+      ends = np.array([[curve(name, x[s], kind)[-1] for s in both] for x in (runs, other)])
+      gap, end = ends[0] - ends[1], ends[1].mean() if both else float('inf')
       error = gap.std(ddof=1) / np.sqrt(len(gap)) if len(gap) > 1 else float('nan')
-      at = reached(rollouts, mean_E, thresholds[kind]), reached(seconds, mean_E, thresholds[kind])
+      at = reached(rollouts, mean_E, end), reached(seconds, mean_E, end)
       mixed = np.mean([[1 - r['frac_reward_zero_std'] for r in lines(f)] for f in runs.values()])
       points = ' '.join(f'{x:5.1f}' for x in mean_E)
       print(
@@ -166,19 +182,19 @@ def by_source(name: str, out: str) -> None:
   """Print the greedy accuracy of each source at the last evaluation, in percent: means over the runs of a rule."""
   _, steps, _ = JOBS[name]
   found: dict[str, dict[str, list[float]]] = {}
-  for rule in RULES:
-    for path in sorted(glob.glob(os.path.join(out, f'{rule}_*', 'eval', f'step_{steps:06d}.json'))):
+  runs = finished(name, out)
+  for rule, folders in runs.items():
+    for path in (os.path.join(f, 'eval', f'step_{steps:06d}.json') for f in folders.values()):
       with open(path) as file:
         metrics = json.load(file)['metrics']
       for key, value in metrics.items():
         if match := re.fullmatch('val-core/(.+)/acc/greedy', key):
           found.setdefault(match[1], {}).setdefault(rule, []).append(100 * value)
-  rules = [rule for rule in RULES if any(rule in values for values in found.values())]
   rows = [
-    [source, *(f'{np.mean(values.get(rule, np.nan)):.1f}' for rule in rules)]
+    [source, *(f'{np.mean(values.get(rule, np.nan)):.1f}' for rule in runs)]
     for source, values in sorted(found.items())
   ]
-  print('\n' + results.table(['greedy at the end, by source', *rules], rows))
+  print('\n' + results.table(['greedy at the end, by source', *runs], rows))
 
 
 def write_mixture(folder: str, is_smoke: bool) -> tuple[str, ...]:
@@ -223,13 +239,16 @@ def main() -> None:
   parser.add_argument('--blind', action='store_true', help='all prompts are of one kind')
   options = smoke.parse(parser, rules='uniform,default', seeds='0')
   for rule in options.rules.split(','):
-    if rule not in RULES:
-      parser.error(f'--rules: {rule!r} is unknown; choose from: {", ".join(RULES)}')
+    first, *variants = rule.split('-')
+    if first not in RULES or not set(variants) <= set(VARIANTS):
+      names = f'{", ".join(RULES)}; after them, as in default-half: {", ".join(VARIANTS)}'
+      parser.error(f'--rules: {rule!r} is unknown; choose from: {names}')
   more = SMOKE[options.job] if options.smoke else ()
   if options.smoke:
     JOBS[options.job] = (JOBS[options.job][0], 2, 1)
   if options.blind:
     data.kinds = one_kind
+  host_memory.keep_freed()  # as the command line does
   if options.job == 'tiny':
     share_warm_starts()
   out = os.path.join(options.out, options.job)
@@ -246,7 +265,8 @@ def main() -> None:
         share_first_evaluation(start, folder, int(seed))
       if curve(options.job, folder, 'greedy') is None:
         config = job(options.job, rule, int(seed), more)
-        with chosen_by_oracle(config.rewards) if rule == 'oracle' else contextlib.nullcontext():
+        knows = rule.startswith('oracle')
+        with chosen_by_oracle(config.rewards) if knows else contextlib.nullcontext():
           train.run(config, folder)
   table(options.job, out)
   if options.job == 'mixture':
