@@ -36,6 +36,18 @@ def subset(
   return free if len(free) <= count else np.sort(random.choice(free, count, False, shuffle=False))
 
 
+def encoded(
+  free_N: np.ndarray, slots: int, seed: int, passes_N: np.ndarray, random: np.random.Generator
+) -> np.ndarray:
+  """The prompts that the last step encoded for `prior_pooling.hidden_state`, besides its own.
+
+  The features of all others are older than the policy. `free_N` holds these prompts alone, or all free ones as long as
+  fewer than `slots` of them are encoded.
+  """
+  del slots, seed, passes_N, random
+  return np.flatnonzero(free_N)
+
+
 def stream(
   free_N: np.ndarray,
   slots: int,

@@ -21,7 +21,7 @@ class HiddenStatePrior(NamedTuple):
 
   def initial(self) -> State:
     """The state without evidence."""
-    design = self.features.design(slice(0, 0)).shape[1]
+    design = self._design(slice(0, 0), np.zeros(0)).shape[1]
     return (
       self.kinds.state
       | success_head.initial(design)
@@ -59,7 +59,8 @@ class HiddenStatePrior(NamedTuple):
     theta_F = success_head.weights(learned, self.settings)
     rate_N, gain = state['rate'].copy(), float(learned['head_gain'])
     for part in (pooled_sums.refreshed(evidence.step, self.dataset.size), self.features.latest):
-      design_IxF, expected_I = self.features.design(part), self._expected(learned, part)
+      expected_I = self._expected(learned, part)
+      design_IxF = self._design(part, expected_I)
       rate_N[part] = success_head.predict(theta_F, gain, design_IxF, expected_I)
     encoded = np.asarray(np.count_nonzero(self.features.state['known']) / self.dataset.size)
     return learned | dict(rate=rate_N, encoded=encoded), None
@@ -69,7 +70,14 @@ class HiddenStatePrior(NamedTuple):
     square_V = pooled_sums.pairs(k_V, evidence.graded_V, np.maximum(n_V, 2))
     expected_V = self._expected(state, index_V).astype(float)
     seen = expected_V, k_V, n_V, square_V, evidence.first_V
-    return success_head.Visits(self.features.design(index_V), *seen)
+    return success_head.Visits(self._design(index_V, expected_V), *seen)
+
+  def _design(self, index: Index, expected_I: np.ndarray) -> np.ndarray:
+    """float32 [I, F]. An answer's odds know what the kind tells, so that the head may take back logit m₀."""
+    design_IxF = self.features.design(index)
+    if not self.features.answer_tokens:
+      return design_IxF
+    return np.column_stack([design_IxF, success_head.logit(expected_I).astype(np.float32)])
 
   def _expected(self, state: State, index: Index) -> np.ndarray:
     """m₀, the mean success rate of the kind of each prompt."""

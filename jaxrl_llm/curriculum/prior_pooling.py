@@ -256,6 +256,7 @@ def hidden_state(
   strength: float = 2.0,
   visits: float = 20.0,
   memory: float = 2000.0,
+  answer_tokens: int = 0,
 ) -> PriorPool:
   """Beta(s·m, s·(1 − m)), logit m = logit m₀ + θ·z: m₀ of the kind, z from the policy's hidden state.
 
@@ -263,6 +264,10 @@ def hidden_state(
   of each step and `multiple` times as many others. θ is a logistic regression on first visits, discounted by
   1 − 1/`memory` a visit, and so is m₀, per visit of its kind. The mean of the latest visits, as `fitted_kind` has it,
   varies with the prompts that they were of, and its error would be that of all predictions.
+
+  With `answer_tokens`, log(π(y | x) / (1 − π(y | x))) is one more feature: the odds of the row's known answer y, cut at
+  so many tokens, as the whole completion. logit m₀ is then a feature, too, as both know the same. Ours; π(y | x) as a
+  measure of success without a sample, as a reward there: arXiv:2506.18254 (RLPR), arXiv:2505.21493 (VeriFree).
 
   Reliability is measured on predictions from before the visit: m moves from m₀ by the measured gain, and 1/(1 + s) is
   that of the kind times the share of the spread that z leaves unexplained; both are shrunk toward no use of z, by
@@ -274,11 +279,12 @@ def hidden_state(
   """
   setting_checks.check_integer('prior_pooling.dimensions', dimensions, 1)
   setting_checks.check_integer('prior_pooling.multiple', multiple, 0)
+  setting_checks.check_integer('prior_pooling.answer_tokens', answer_tokens, 0)
   setting_checks.check_range('prior_pooling.ridge', ridge, 0, open_low=True)
   kinds = fitted_kind(dataset, strength=strength, visits=visits)
   setting_checks.check_range('prior_pooling.memory', memory, 1)
   settings = success_head.Settings(ridge, visits, memory, 1 / (1 + strength))
-  features = PromptFeatures(dataset.size, dimensions, multiple, dataset.seed)
+  features = PromptFeatures(dataset.size, dimensions, multiple, dataset.seed, answer_tokens)
   stage = hidden_state_prior.HiddenStatePrior(dataset, kinds, features, settings)
   return PriorPool(stage.initial(), stage.prior, stage.learn, features=features)
 

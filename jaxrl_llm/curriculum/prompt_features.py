@@ -1,7 +1,8 @@
 """Features of prompts: hidden states of the policy at the last prompt token, in a few float16 numbers a prompt.
 
 The projection is fixed by the first states: their mean is removed, and the principal components of largest variance are
-scaled to unit variance. A random projection of a state of hundreds of features would keep a small share of each.
+scaled to unit variance. A random projection of a state of hundreds of features would keep a small share of each. The
+log-odds of the known answer, where they are read, are a feature of their own.
 """
 
 from __future__ import annotations
@@ -19,16 +20,21 @@ _LARGEST = 60000.0  # finite in float16
 class PromptFeatures:
   """Features of `size` prompts. Arrays of `state` change in place, as copies of them would take most of a step."""
 
-  def __init__(self, size: int, dimensions: int, multiple: int, seed: int):
-    """K = `dimensions` features; each step encodes its own prompts and `multiple` times as many others."""
-    self.multiple = multiple
+  def __init__(self, size: int, dimensions: int, multiple: int, seed: int, answer_tokens: int = 0):
+    """Each step encodes its own prompts and `multiple` times as many others.
+
+    K features: `dimensions` of the hidden state, and with `answer_tokens` one of the answer, which is cut at so many.
+    """
+    self.multiple, self.answer_tokens = multiple, answer_tokens
+    dimensions += answer_tokens > 0
     self.latest = np.zeros(0, np.int64)  # prompts of the last `put`
     self._seed = seed
     self.state: State = dict(
       values=np.zeros((size, dimensions), np.float16),
       known=np.zeros(size, bool),
-      center=np.zeros(0, np.float32),  # [D], empty until the projection is fitted
-      basis=np.zeros((0, dimensions), np.float32),  # [D, K]
+      center=np.zeros(0, np.float32),  # [F], empty until the projection is fitted
+      basis=np.zeros((0, dimensions), np.float32),  # [F, K]
+      newest=np.zeros(0, np.int64),  # prompts of the last `put`, without the step's own
     )
 
   @property
@@ -51,25 +57,32 @@ class PromptFeatures:
       stride += 1
     return (start + np.arange(count)) % size * stride % size
 
-  def fit(self, hidden_MxD: np.ndarray) -> None:
+  def fit(self, states_MxF: np.ndarray) -> None:
     """Fits the projection. Fewer states than features leave features of 0."""
-    hidden_MxD = np.asarray(hidden_MxD, np.float64)
-    center_D = hidden_MxD.mean(0)
-    _, scale, rows = np.linalg.svd(hidden_MxD - center_D, full_matrices=False)
-    basis_DxK = np.zeros((len(center_D), self.state['basis'].shape[1]))
-    # Directions without variance among the states have none to be scaled.
-    kept = min(int((scale > 1e-6 * max(scale[0], 1e-30)).sum()), basis_DxK.shape[1])
-    basis_DxK[:, :kept] = rows[:kept].T / scale[:kept] * len(hidden_MxD) ** 0.5
-    self.state['center'] = center_D.astype(np.float32)
-    self.state['basis'] = basis_DxK.astype(np.float32)
+    states_MxF, answers = np.asarray(states_MxF, np.float64), int(self.answer_tokens > 0)
+    width = states_MxF.shape[1] - answers
+    dimensions = self.state['basis'].shape[1] - answers
+    center_F, basis_FxK = _principal(states_MxF[:, :width], dimensions)
+    if answers:
+      odds = states_MxF[np.isfinite(states_MxF[:, -1]), -1]
+      middle, spread = (odds.mean(), max(odds.std(), 1e-3)) if len(odds) else (0.0, 1.0)
+      center_F, basis_FxK = np.append(center_F, middle), np.pad(basis_FxK, ((0, 1), (0, 1)))
+      basis_FxK[-1, -1] = 1 / spread
+    self.state['center'] = center_F.astype(np.float32)
+    self.state['basis'] = basis_FxK.astype(np.float32)
 
-  def put(self, index_M: np.ndarray, hidden_MxD: np.ndarray) -> None:
-    """Stores the features of these prompts; for one that occurs twice, the states are equal."""
-    hidden_MxD = np.asarray(hidden_MxD, np.float32)
-    values_MxK = (hidden_MxD - self.state['center']) @ self.state['basis']
+  def put(self, index_M: np.ndarray, states_MxF: np.ndarray, own: int = 0) -> None:
+    """Stores the features of these prompts; for one that occurs twice, the states are equal.
+
+    The first `own` are those of the step. An unknown answer, nan, has the mean odds.
+    """
+    states_MxF = np.asarray(states_MxF, np.float32)
+    moved_MxF = np.nan_to_num(states_MxF - self.state['center'])
+    values_MxK = moved_MxF @ self.state['basis']
     self.state['values'][index_M] = np.clip(values_MxK, -_LARGEST, _LARGEST)
     self.state['known'][index_M] = True
     self.latest = np.unique(index_M)
+    self.state['newest'] = np.setdiff1d(index_M[own:], index_M[:own])
 
   def load(self, state: State) -> None:
     """Continues with the arrays of a restored state."""
@@ -81,3 +94,14 @@ class PromptFeatures:
     design = np.ones((len(values), values.shape[1] + 1), np.float32)
     design[:, :-1] = values
     return design
+
+
+def _principal(states_MxD: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+  """The mean [D] and `count` principal directions [D, count], for projections of unit variance."""
+  center_D = states_MxD.mean(0)
+  _, scale, rows = np.linalg.svd(states_MxD - center_D, full_matrices=False)
+  basis_DxK = np.zeros((len(center_D), count))
+  # Directions without variance among the states have none to be scaled.
+  kept = min(int((scale > 1e-6 * max(scale[0], 1e-30)).sum()), count)
+  basis_DxK[:, :kept] = rows[:kept].T / scale[:kept] * len(states_MxD) ** 0.5
+  return center_D, basis_DxK

@@ -61,7 +61,7 @@ def predict(
   """m₀ + gain·(m − m₀), in the type of `design_IxF`."""
   dtype = design_IxF.dtype
   expected_I = expected_I.astype(dtype)
-  logit_I = _logit(expected_I) + design_IxF @ theta_F.astype(dtype)
+  logit_I = logit(expected_I) + design_IxF @ theta_F.astype(dtype)
   return expected_I + dtype.type(gain) * (_rate(logit_I) - expected_I)
 
 
@@ -118,7 +118,7 @@ def _fitted(
   z_VxF = visits.design_VxF.astype(float)
   rate_V = visits.right_V / visits.count_V
   count_V = visits.count_V / (1 + (visits.count_V - 1) * share)
-  offset_V = _logit(visits.expected_V)
+  offset_V = logit(visits.expected_V)
   theta_F, gram, moment = _solve(gram_FxF, moment_F, settings.ridge), gram_FxF, moment_F
   for _ in range(_ITERATIONS):
     score_V = z_VxF @ theta_F
@@ -134,7 +134,8 @@ def _solve(gram_FxF: np.ndarray, moment_F: np.ndarray, ridge: float) -> np.ndarr
   return np.linalg.solve(gram_FxF + ridge * np.eye(len(moment_F)), moment_F)
 
 
-def _logit(rate: np.ndarray) -> np.ndarray:
+def logit(rate: np.ndarray) -> np.ndarray:
+  """log(m / (1 − m))."""
   return np.log(rate) - np.log1p(-rate)
 
 

@@ -8,6 +8,7 @@ from jaxrl_llm.data.demonstrations import (
   check_demonstrations,
   demonstration,
   demonstrations,
+  known_answers,
 )
 from jaxrl_llm.data.digits import ALPHABET
 from jaxrl_llm.data.pipeline import (
@@ -37,6 +38,7 @@ __all__ = [
   'check_demonstrations',
   'demonstration',
   'demonstrations',
+  'known_answers',
   'encode',
   'kinds',
   'load',

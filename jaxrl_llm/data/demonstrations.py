@@ -59,6 +59,17 @@ def demonstrations(rows: Sequence[Row], tokenizer: Tokenizer, completion_tokens:
   return rollout
 
 
+def known_answers(
+  rows: Sequence[Row], tokenizer: Tokenizer, answer_tokens: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns (tokens_PxT, length_P): each row's answer and an end token, cut at `answer_tokens`, right-padded with 0.
+
+  A row without an answer has length 0.
+  """
+  ids = [_completion(x.answer, tokenizer)[:answer_tokens] if x.answer else _NO_TOKENS for x in rows]
+  return pad_rows(ids, answer_tokens)
+
+
 def demonstration(row: Row) -> str:
   """Returns the row's `solution` or `response`, else its answer; '' where it has none."""
   columns = (row.extra.get(name) for name in _COLUMNS)

@@ -63,10 +63,10 @@ def compile_sample(spec: StepSpec) -> Callable:
 
 
 def compile_encode(spec: StepSpec) -> Callable:
-  """Hidden states of prompts: (state without `carried`, prompts) → hidden_PxD."""
+  """`encode_prompts`: (state without `carried`, prompts, answers or None) → [P, D] or [P, D + 1]."""
   rows, _ = _shardings(spec)
   state = _state_shardings(spec)._replace(carried=())
-  return _compiled(spec, functools.partial(encode_prompts, spec), (state, rows), rows)
+  return _compiled(spec, functools.partial(encode_prompts, spec), (state, rows, rows), rows)
 
 
 def compile_hint_reliance(spec: StepSpec) -> Callable:

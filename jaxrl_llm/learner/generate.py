@@ -12,7 +12,7 @@ from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import lora
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.learner.verify_drafts import verify_drafts
-from jaxrl_llm.models import linear, shared_prompt_forward
+from jaxrl_llm.models import linear, logprob, shared_prompt_forward
 from jaxrl_llm.objective import record_checks
 from jaxrl_llm.rollout import (
   carried_kv,
@@ -25,6 +25,9 @@ from jaxrl_llm.rollout import (
 from jaxrl_llm.rollout.decode_records import CarriedKV, DecodeInputs, DecodeSettings
 from jaxrl_llm.rollout.draft_head import DraftHead, DraftHeadState
 from jaxrl_llm.types import Metrics, ModelConfig, Params, Prompts, Rollout, TrainState, UserError
+
+KnownAnswers = tuple[jax.Array, jax.Array]  # tokens_PxT and length_P
+_SURE = -1e-4  # the largest log-probability of an answer
 
 
 @jax.named_scope('generate')
@@ -137,20 +140,55 @@ def predict_success(
 
 
 @sharding.on_mesh
-def encode_prompts(spec: StepSpec, state: TrainState, prompts: Prompts) -> jax.Array:
-  """float32 [P, D]: the policy's hidden state at the last token of each prompt, after the final norm."""
+def encode_prompts(
+  spec: StepSpec, state: TrainState, prompts: Prompts, answers: KnownAnswers | None = None
+) -> jax.Array:
+  """float32 [P, D]: the policy's hidden state at the last token of each prompt, after the final norm.
+
+  With `answers`, tokens_PxT and length_P, [P, D + 1]: last, log π(y | x) − log(1 − π(y | x)) of the answer y, nan where
+  it is empty.
+  """
   record_checks.prompts(prompts)
-  model, dtype = spec.model.config, spec.model.dtype
   rows, params = PartitionSpec(sharding.ROWS), decode_weights(spec, state)
-  hidden_PxD = jax.shard_map(
-    lambda params, prompts: shared_prompt_forward.last_hidden(model, params, prompts, dtype=dtype),
+  encode = _last_hidden if answers is None else _with_odds
+  return jax.shard_map(
+    functools.partial(encode, spec),
     mesh=spec.layout.mesh,
-    in_specs=(sharding.expert_specs(params, spec.layout.mesh, spec.layout.rules), rows),
+    in_specs=(sharding.expert_specs(params, spec.layout.mesh, spec.layout.rules), rows, rows),
     out_specs=rows,
     axis_names=set(sharding.ROWS),
     check_vma=False,
-  )(params, prompts)
+  )(params, prompts, answers)
+
+
+def _last_hidden(spec: StepSpec, params: Params, prompts: Prompts, answers: None) -> jax.Array:
+  del answers
+  model, dtype = spec.model.config, spec.model.dtype
+  hidden_PxD = shared_prompt_forward.last_hidden(model, params, prompts, dtype=dtype)
   return hidden_PxD.astype(jnp.float32)
+
+
+def _with_odds(
+  spec: StepSpec, params: Params, prompts: Prompts, answers: KnownAnswers
+) -> jax.Array:
+  model, dtype, (answer_PxT, length_P) = spec.model.config, spec.model.dtype, answers
+  hidden_PxTxD = shared_prompt_forward.hidden_of_answers(
+    model, params, prompts, answer_PxT, dtype=dtype
+  )
+  logp_PxT, _ = logprob.token_logp(
+    model,
+    params,
+    hidden_PxTxD,
+    answer_PxT,
+    temperature=spec.rollout.decode.temperature,
+    chunk_tokens=spec.model.head_chunk_tokens,
+    dtype=dtype,
+  )
+  real_PxT = jnp.arange(answer_PxT.shape[1])[None] < length_P[:, None]
+  # A probability of 1 would have infinite odds.
+  logp_P = jnp.minimum(jnp.where(real_PxT, logp_PxT, 0).sum(1), _SURE)
+  odds_P = jnp.where(length_P > 0, logp_P - jnp.log(-jnp.expm1(logp_P)), jnp.nan)
+  return jnp.concatenate([hidden_PxTxD[:, 0].astype(jnp.float32), odds_P[:, None]], axis=1)
 
 
 def decode_weights(spec: StepSpec, state: TrainState) -> Params:

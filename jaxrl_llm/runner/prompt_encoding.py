@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from jaxrl_llm import data
 from jaxrl_llm.curriculum.prompt_features import PromptFeatures
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.runner.context import EncodedPrompts, RunContext
-from jaxrl_llm.types import TrainState
+from jaxrl_llm.types import Array, Prompts, TrainState, UserError
 
 Encode = Callable[[int, TrainState, np.ndarray], EncodedPrompts]
 
@@ -17,19 +18,33 @@ Encode = Callable[[int, TrainState, np.ndarray], EncodedPrompts]
 def compile_call(context: RunContext) -> Encode | None:
   """(step, state, the step's prompts) → hidden states of these and of others; None where no prior reads them.
 
-  The data set's own prompts are encoded, without hints: the posterior is theirs. Nothing waits for the device.
+  The data set's own prompts are encoded, without hints: the posterior is theirs. Nothing waits for the device. Raises
+  UserError where the prior reads answers and no row has one.
   """
   features = context.selection.curriculum.features
   if features is None:
     return None
   encode, table = programs.compile_encode(context.spec), context.tables.train
+  tokenizer = context.models.policy.tokenizer
+  answer_tokens = min(features.answer_tokens, context.config.completion_tokens)
+  if answer_tokens and not any(row.answer for row in table.rows):
+    raise UserError(
+      f'config.curriculum.prior_pooling.answer_tokens={features.answer_tokens} reads the answers of the data, and no '
+      'row has one; set it to 0.'
+    )
 
   def call(step: int, state: TrainState, index_P: np.ndarray) -> EncodedPrompts:
     state, block = state._replace(carried=()), len(index_P)
     index_M = np.concatenate([index_P, features.others(step, block)]).astype(np.int32)
     parts = index_M.reshape(-1, block)
-    hidden = tuple(encode(state, table.prompts(part, born=step)) for part in parts)
+    hidden = tuple(encoded(state, table.prompts(part, born=step)) for part in parts)
     return EncodedPrompts(index_M, hidden)
+
+  def encoded(state: TrainState, prompts: Prompts) -> Array:
+    answers = None
+    if answer_tokens:
+      answers = data.known_answers(table.rows_of(prompts), tokenizer, answer_tokens)
+    return encode(state, prompts, answers)
 
   return call
 
@@ -39,4 +54,4 @@ def store(features: PromptFeatures, encoded: EncodedPrompts) -> None:
   hidden_MxD = np.concatenate(encoded.hidden)
   if not features.ready:
     features.fit(hidden_MxD)
-  features.put(encoded.index_M, hidden_MxD)
+  features.put(encoded.index_M, hidden_MxD, own=len(encoded.hidden[0]))

@@ -241,6 +241,87 @@ def test_equal_states_have_features_of_zero():
   assert not features.state['values'].any()
 
 
+def with_odds(hidden, odds):
+  return np.concatenate([hidden, odds[:, None]], axis=1)
+
+
+def test_the_odds_of_an_answer_are_a_feature_of_their_own():
+  random = np.random.default_rng(3)
+  hidden, odds = random.normal(size=(400, D)), random.normal(-4, 3, 400)
+  odds[5:9] = np.nan  # no answer
+  plain, features = PromptFeatures(400, K, 1, 0), PromptFeatures(400, K, 1, 0, answer_tokens=4)
+  plain.fit(hidden[:300]), features.fit(with_odds(hidden, odds)[:300])
+  plain.put(np.arange(400), hidden), features.put(np.arange(400), with_odds(hidden, odds))
+  np.testing.assert_array_equal(features.state['values'][:, :K], plain.state['values'])
+  known = odds[:300][np.isfinite(odds[:300])]
+  expected = np.nan_to_num((odds - known.mean()) / known.std())
+  np.testing.assert_allclose(features.state['values'][:, K], expected, atol=2e-3)
+  assert not features.state['values'][5:9, K].any() and features.state['known'].all()
+
+
+def test_rows_without_any_answer_have_no_odds():
+  features = PromptFeatures(9, K, 1, 0, answer_tokens=4)
+  features.fit(with_odds(np.eye(9, D), np.full(9, np.nan)))
+  features.put(np.arange(9), with_odds(np.eye(9, D), np.full(9, np.nan)))
+  assert not features.state['values'][:, K].any() and np.isfinite(features.state['values']).all()
+
+
+def test_odds_that_know_the_rate_take_the_place_of_kinds():
+  """Kinds tell a part of what the odds do, so that logit m₀ beside them would count twice."""
+  random = np.random.default_rng(0)
+  kind = random.integers(0, 4, N)
+  p = 1 / (1 + np.exp(-(np.array([-3.0, -1.0, 0.5, 2.5])[kind] + 1.5 * random.normal(size=N))))
+  states = with_odds(random.normal(size=(N, D)), np.log(p / (1 - p)))
+  curriculum = predictor(kind=kind, answer_tokens=4)
+  watch(curriculum, states, p, random)
+  unseen = np.arange(1000, N)
+  encode(curriculum, states, unseen)
+  observe(curriculum, np.zeros(0, int), np.zeros(0, int))
+  mean = curriculum.predict(unseen)[0]
+  print(f'gap {np.abs(mean - p[unseen]).mean():.4f}, log loss {log_loss(mean, p[unseen]):.4f}')
+  assert np.abs(mean - p[unseen]).mean() < 0.015
+  assert log_loss(mean, p[unseen]) < log_loss(p[unseen], p[unseen]) + 0.002
+
+
+FRESH = dict(candidates=dict(fn='encoded'))
+
+
+def of_encoded(size=200):
+  pooling = dict(fn='hidden_state', dimensions=K)
+  return make(size, fields={}, **PLAIN | FRESH | dict(prior_pooling=pooling))
+
+
+def test_candidates_are_what_the_last_step_encoded_besides_its_own():
+  curriculum, hidden = of_encoded(), np.random.default_rng(0).normal(size=(200, D))
+  assert len(np.unique(curriculum.propose(0, 150).index)) == 150  # nothing is encoded yet
+  features = curriculum.features
+  features.fit(hidden)
+  features.put(np.arange(200), hidden)
+  features.put(np.array([3, 4, 50, 60, 70, 80, 3]), hidden[:7], own=2)
+  curriculum.accept(curriculum.propose(1, 2))
+  assert set(curriculum.propose(1, 4).index) == {50, 60, 70, 80}
+  assert set(curriculum.propose(1, 3, busy=[60]).index) == {50, 70, 80}
+  many = set(curriculum.propose(1, 20, busy=[60]).index)  # these are too few
+  assert len(many) == 20 and 60 not in many
+
+
+def test_a_restored_curriculum_has_the_same_candidates():
+  whole, hidden = of_encoded(), np.random.default_rng(0).normal(size=(200, D))
+  encode(whole, hidden, np.arange(40))
+  whole.features.put(np.arange(40), hidden[:40], own=4)
+  resumed = of_encoded()
+  resumed.load_state_dict(whole.state_dict())
+  chosen = resumed.propose(2, 12).index
+  assert np.array_equal(chosen, whole.propose(2, 12).index) and set(chosen) <= set(range(4, 40))
+
+
+def test_candidates_that_nothing_encodes_are_refused():
+  with pytest.raises(UserError, match=r"candidates\.fn='encoded' .* prior_pooling\.fn='kind' enc"):
+    make(20, **FRESH | dict(prior_pooling=dict(fn='kind')))
+  with pytest.raises(UserError, match=r"prior_pooling\.fn='none' encodes none; set it to hidden"):
+    make(20, **PLAIN | FRESH)
+
+
 def test_each_prompt_is_encoded_in_turn():
   for size in (7, 12, 300):
     features = PromptFeatures(size, 2, 3, seed=size)
@@ -286,14 +367,17 @@ def test_a_prompt_takes_64_bytes():
   """All states of the curriculum, in a checkpoint, with 16 features."""
   sizes = []
   for size in (1000, 2000):
-    curriculum = predictor(size, dimensions=16)
+    curriculum = predictor(size, dimensions=16, answer_tokens=16)
     sizes.append(sum(array.nbytes for array in curriculum.state_dict().values()))
   assert sizes[1] - sizes[0] <= 1000 * 64
 
 
 @pytest.mark.parametrize(
   'name, value',
-  [('dimensions', 0), ('multiple', -1), ('ridge', 0.0), ('strength', 0.0), ('visits', 0.0), ('memory', 0.5)],
+  [
+    *(('dimensions', 0), ('multiple', -1), ('answer_tokens', -1), ('ridge', 0.0), ('strength', 0.0)),
+    *(('visits', 0.0), ('memory', 0.5)),
+  ],
 )  # fmt: skip
 def test_settings_out_of_range_are_user_errors(name, value):
   with pytest.raises(

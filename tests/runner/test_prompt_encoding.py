@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
+from jaxrl_llm import data
 from jaxrl_llm.config import loading
 from jaxrl_llm.curriculum.prompt_features import PromptFeatures
 from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import state as train_state
-from jaxrl_llm.models import huggingface, shared_prompt_forward
+from jaxrl_llm.models import decoder, huggingface, shared_prompt_forward
 from jaxrl_llm.runner import host_step, prompt_encoding, setup
 from jaxrl_llm.runner.context import PendingStep
-from jaxrl_llm.types import Prompts, Rollout
+from jaxrl_llm.types import Prompts, Rollout, Row, UserError
 
 P, L = 4, 12
 
@@ -56,6 +60,31 @@ def test_features_are_those_of_the_last_hidden_state_of_transformers(tmp_path):
   features.put(right.index_P, np.asarray(hidden))
   projected = (expected - features.state['center']) @ features.state['basis']
   np.testing.assert_allclose(features.state['values'], projected, atol=5e-3)  # float16
+
+
+def test_states_of_answers_are_those_of_transformers(tmp_path):
+  """Each state gives the log-probabilities of the next token of its answer, after prompts of other lengths."""
+  torch, transformers = pytest.importorskip('torch'), pytest.importorskip('transformers')
+  sizes = dict(vocab_size=97, hidden_size=48, intermediate_size=80, num_hidden_layers=3)
+  heads = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+  torch.manual_seed(0)
+  theirs = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes, **heads)).eval()
+  theirs.save_pretrained(tmp_path)
+  config, _ = huggingface.read_config(str(tmp_path))
+  params = huggingface.load_params(str(tmp_path), config)
+  random, T = np.random.default_rng(0), 5
+  rows = [random.integers(1, 97, n) for n in (3, 12, 7, 1)]
+  answers = [random.integers(0, 97, n) for n in (2, 5, 4, 1)]
+  answer_PxT = np.stack([np.pad(a, (0, T - len(a))) for a in answers]).astype(np.int32)
+  hidden = shared_prompt_forward.hidden_of_answers(
+    config, params, prompts_of(rows), answer_PxT, dtype='float32'
+  )
+  logits = np.asarray(decoder.head(config, params, hidden))
+  for row, answer, logits_TxV in zip(rows, answers, logits, strict=True):
+    tokens = torch.tensor(np.concatenate([row, answer])[None])
+    with torch.no_grad():
+      expected = theirs(input_ids=tokens.long()).logits[0, len(row) - 1 : -1].numpy()
+    np.testing.assert_allclose(logits_TxV[: len(answer)], expected, atol=2e-5)
 
 
 def small(**changes):
@@ -111,6 +140,95 @@ def test_a_step_encodes_its_own_prompts_first_and_all_of_them_alone(run):
     np.testing.assert_allclose(hidden_MxD[row], np.float32(expected[0]), atol=3e-2)  # bfloat16
 
 
+@pytest.fixture(scope='module')
+def odds():
+  """A context whose prior reads answers, its initial state and its program."""
+  config = small()
+  config.curriculum.prior_pooling['answer_tokens'] = 6
+  context = built(config)
+  params = context.models.policy.params
+  return (
+    context,
+    train_state.init_state(context.spec, params),
+    prompt_encoding.compile_call(context),
+  )
+
+
+def test_the_odds_are_those_of_the_answer_and_its_end(odds):
+  """log π(y | x) − log(1 − π(y | x)), against the model run on each prompt and answer alone."""
+  context, state, encode = odds
+  own = np.array([7, 3, 11, 0], np.int32)
+  encoded = sharding.fetch(encode(0, state, own))
+  odds_M = np.concatenate(encoded.hidden)[:, -1]
+  table, tokenizer = context.tables.train, context.models.policy.tokenizer
+  dtype, config = context.spec.model.dtype, context.spec.model.config
+  for row in (0, 1, 2, 9, 17):
+    index = encoded.index_M[row]
+    answer = [*tokenizer.encode(table.rows[index].answer), list(tokenizer.end_ids)[0]]
+    tokens = np.concatenate([table.tokens[index], answer]).astype(np.int32)[None]
+    logits = decoder.forward(config, state.params, tokens, np.ones_like(tokens), dtype)[0]
+    logp = jax.nn.log_softmax(np.asarray(logits, np.float32))[-len(answer) - 1 : -1]
+    p = np.exp(sum(float(logp[i, token]) for i, token in enumerate(answer)))
+    assert odds_M[row] == pytest.approx(np.log(p / (1 - p)), abs=0.05)  # bfloat16
+
+
+def test_the_probabilities_of_all_answers_of_one_token_sum_to_one(odds):
+  context, state, _ = odds
+  encode, table = programs.compile_encode(context.spec), context.tables.train
+  size = -(-context.spec.model.config.vocab // P) * P
+  total = 0.0
+  for first in range(0, size, P):
+    answer_PxT = np.arange(first, first + P, dtype=np.int32)[:, None]
+    real_P = answer_PxT[:, 0] < context.spec.model.config.vocab
+    answers = (np.where(real_P[:, None], answer_PxT, 0), np.ones(P, np.int32))
+    odds_P = np.asarray(encode(state._replace(carried=()), table.prompts([3] * P), answers))[:, -1]
+    total += (real_P / (1 + np.exp(-odds_P))).sum()
+  assert total == pytest.approx(1, abs=1e-4)
+
+
+def test_the_states_beside_odds_are_those_of_the_prompts(odds, run):
+  hidden = [
+    np.concatenate(sharding.fetch(encode(0, state, np.arange(P))).hidden)
+    for _, state, encode in (odds, run)
+  ]
+  np.testing.assert_allclose(hidden[0][:, :-1], hidden[1], atol=3e-2)  # bfloat16
+
+
+def test_an_empty_answer_has_no_odds(odds):
+  context, state, _ = odds
+  encode, table = programs.compile_encode(context.spec), context.tables.train
+  answer_PxT, length_P = data.known_answers(table.rows[:P], context.models.policy.tokenizer, 6)
+  length_P[2] = 0
+  found = np.asarray(
+    encode(state._replace(carried=()), table.prompts(range(P)), (answer_PxT, length_P))
+  )
+  assert np.isnan(found[:, -1]).tolist() == [False, False, True, False]
+  assert np.isfinite(found[:, :-1]).all()
+
+
+def test_answers_are_cut_and_end():
+  tokenizer = built(small()).models.policy.tokenizer
+  rows = [Row('1', 'q', (), text, 's', {}) for text in ('123', '', '1234567')]
+  tokens_PxT, length_P = data.known_answers(rows, tokenizer, 5)
+  end = list(tokenizer.end_ids)[0]
+  assert tokens_PxT[0].tolist() == [*tokenizer.encode('123'), end, 0] and length_P.tolist() == [
+    4,
+    0,
+    5,
+  ]
+  assert tokens_PxT[2].tolist() == [*tokenizer.encode('12345')]
+
+
+def test_data_without_answers_is_refused():
+  config = small()
+  config.curriculum.prior_pooling['answer_tokens'] = 6
+  context = built(config)
+  rows = tuple(row._replace(answer='') for row in context.tables.train.rows)
+  tables = context.tables._replace(train=dataclasses.replace(context.tables.train, rows=rows))
+  with pytest.raises(UserError, match='answer_tokens=6 reads the answers of the data, and no row'):
+    prompt_encoding.compile_call(context._replace(tables=tables))
+
+
 def test_a_pending_step_carries_its_states_through_a_checkpoint(run):
   context, state, encode = run
   encoded = encode(0, state, np.arange(P, dtype=np.int32))
@@ -131,6 +249,8 @@ def test_the_first_states_fix_the_projection_and_later_ones_keep_it(run):
   basis = features.state['basis'].copy()
   prompt_encoding.store(features, sharding.fetch(encode(1, state, np.arange(P) + P)))
   np.testing.assert_array_equal(features.state['basis'], basis)
+  newest = features.state['newest']
+  assert len(newest) and not set(newest) & set(range(P, 2 * P))
 
 
 def test_other_priors_compile_no_program():
