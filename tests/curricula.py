@@ -31,6 +31,7 @@ RULES = {
       'scale_rl',
       'dots',
       'hidden_state',
+      'answer_odds',
       'clpo',
       'r3l',
       'hill',

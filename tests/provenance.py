@@ -31,8 +31,9 @@ LEVELS = {
     *('luspo', 'max_rl', 'mini_rl', 'oapl', 'pear', 'scale_rl', 'xrpo'),
   ),
   'reconstruction': (
-    *('bepa', 'cross_tokenizer', 'dereason', 'duet', 'fimi_rm', 'guide', 'hidden_state', 'minpro', 'openrs'),
-    *('otr', 'prefix_rl', 'remix', 'rorecomp', 'scope', 'seele', 'siri', 'sol_rl', 'stepwiser', 'tree_opo'),
+    *('answer_odds', 'bepa', 'cross_tokenizer', 'dereason', 'duet', 'fimi_rm', 'guide', 'hidden_state'),
+    *('minpro', 'openrs', 'otr', 'prefix_rl', 'remix', 'rorecomp', 'scope', 'seele', 'siri', 'sol_rl'),
+    *('stepwiser', 'tree_opo'),
   ),
 }  # fmt: skip
 

@@ -46,6 +46,7 @@ RULES = {
   'bots': ('bots', {}),
   'default': ('dapo', {}),
   'hidden_state': ('hidden_state', {}),
+  'answer_odds': ('answer_odds', {}),
   'sharp': ('dapo', dict(selection=dict(fn='softmax', temperature=0.1))),
   'top': ('dapo', dict(selection=dict(fn='top'))),
   'oracle': ('dapo', {}),

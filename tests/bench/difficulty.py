@@ -31,6 +31,7 @@ from tests.bench.lib import results, smoke
 
 VISITS = 16  # of a step
 BINS = 10
+ANSWER = 16  # tokens of an answer whose odds are a feature
 # name → (curriculum.prior_pooling, whether it is told the kinds)
 RULES = {
   'none': (dict(fn='none'), False),
@@ -39,11 +40,13 @@ RULES = {
   'fitted_kind, blind': (dict(fn='fitted_kind'), False),
   'hidden_state': (dict(fn='hidden_state'), True),
   'hidden_state, blind': (dict(fn='hidden_state'), False),
+  'answer_odds': (dict(fn='hidden_state', answer_tokens=ANSWER), True),
+  'answer_odds, blind': (dict(fn='hidden_state', answer_tokens=ANSWER), False),
 }
 
 
 def measured(config, prompts: int, samples: int) -> dict[str, np.ndarray]:
-  """Right samples, kind and hidden state of `prompts` random training prompts."""
+  """Right samples, kind, hidden state and the odds of the answer, for `prompts` random training prompts."""
   config = validation.sized(config, jax.devices())
   context = setup.build_context(config)
   table, spec = context.tables.train, context.spec
@@ -62,9 +65,12 @@ def measured(config, prompts: int, samples: int) -> dict[str, np.ndarray]:
   score_MxN = np.array([record['score'] for record in records if record['kind'] == 'sampled'])
   encode, block = programs.compile_encode(spec), spec.layout.prompts
   at = np.arange(-(-prompts // block) * block).reshape(-1, block) % prompts
-  hidden = [np.asarray(encode(state._replace(carried=()), part.prompts(rows))) for rows in at]
+  states, length = [], min(ANSWER, config.completion_tokens)
+  for step in map(part.prompts, at):
+    answers = data.known_answers(part.rows_of(step), context.models.policy.tokenizer, length)
+    states.append(np.asarray(encode(state._replace(carried=()), step, answers)))
   right_M = (score_MxN >= config.rewards.right).sum(1)
-  return dict(right=right_M, kind=kind_N[index_M], hidden=np.concatenate(hidden)[:prompts])
+  return dict(right=right_M, kind=kind_N[index_M], states=np.concatenate(states)[:prompts])
 
 
 def predictions(found: dict[str, np.ndarray], samples: int, rule: str) -> np.ndarray:
@@ -75,8 +81,9 @@ def predictions(found: dict[str, np.ndarray], samples: int, rule: str) -> np.nda
   kind = found['kind'] if told else np.zeros(size, int)
   curriculum = Curriculum(settings, size, group=samples, kind=kind)
   if curriculum.features:
-    curriculum.features.fit(found['hidden'][:256])
-    curriculum.features.put(np.arange(size), found['hidden'])
+    states = found['states'] if curriculum.features.answer_tokens else found['states'][:, :-1]
+    curriculum.features.fit(states[:256])
+    curriculum.features.put(np.arange(size), states)
   predicted_2xM = np.zeros((2, size))
   for index in np.array_split(np.arange(size), -(-size // VISITS)):
     predicted_2xM[:, index] = curriculum.predict(index)[::2]

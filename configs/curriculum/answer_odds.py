@@ -1,0 +1,19 @@
+"""Answer odds (no paper: ours): prompts are chosen by how likely the policy finds their known answers.
+
+python -m jaxrl_llm.main --config=answer_odds
+Numbers: all are ours. The odds of a row's answer as the whole completion join the features of hidden_state.py, whose
+settings these are otherwise. Candidates are the prompts that the last step encoded, as older odds are of an older
+policy. A sharp choice, of temperature 0.05, does not stay with one kind here. Where completions reason first, the odds
+tell less.
+"""
+
+
+def get_config():
+  return dict(
+    base='hidden_state',
+    curriculum=dict(
+      candidates=dict(fn='encoded'),
+      prior_pooling=dict(answer_tokens=16),
+      selection=dict(temperature=0.05),
+    ),
+  )
