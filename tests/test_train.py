@@ -47,7 +47,10 @@ HIDDEN = dict(
   steps=6,
   mode='lag',
   checkpoint=dict(every=3, keep=2),
-  curriculum=dict(prior_pooling=dict(fn='hidden_state', dimensions=3, multiple=1)),
+  curriculum=dict(
+    candidates=dict(fn='encoded'),
+    prior_pooling=dict(fn='hidden_state', dimensions=3, multiple=1, answer_tokens=4),
+  ),
   evaluation=dict(every=0, prompts=8, samples=0),
 )
 

@@ -110,8 +110,8 @@ def test_two_processes_replay_the_same_groups(tmp_path):
 
 
 def test_two_processes_predict_the_same_from_hidden_states(tmp_path):
-  """Each process encodes its rows, and all store the states of all."""
-  pooling = dict(fn='hidden_state', dimensions=3, multiple=1)
+  """Each process encodes its rows and their answers, and all store the states of all."""
+  pooling = dict(fn='hidden_state', dimensions=3, multiple=1, answer_tokens=4)
   config = tiny_job.config_file(
     tmp_path, **JOB | dict(steps=4, curriculum=dict(prior_pooling=pooling))
   )
