@@ -200,11 +200,12 @@ class LoraConfig(Section):
 class CurriculumConfig(Section):
   """Which prompts are sampled, and how many slots each takes."""
 
-  # prompts considered in a step: everything, at most `limit` at random, or a window of a shuffled stream: stream
+  # prompts considered in a step: everything, at most `limit` at random (subset), a window of a shuffled stream
+  # (stream), or those that the last step encoded for prior_pooling.hidden_state (encoded)
   candidates: Stage = stage('subset', limit=65536)
   evidence_decay: Stage = stage('visit', decay=0.25)  # none, visit, step, two_scale, reset
   # shared evidence: none, kind, fitted_kind, anchors (rates of other models), kernel, regression (features),
-  # hidden_state (the policy's hidden state of each prompt)
+  # hidden_state (the policy's hidden state of each prompt; with answer_tokens also the odds of its known answer)
   prior_pooling: Stage = stage('kind', strength=2.0)
   kind_decay: float = 0.9  # of a kind's evidence, per visit to one of its prompts
   # of the success rate; or a draw from its posterior: thompson

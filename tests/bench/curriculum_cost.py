@@ -34,6 +34,9 @@ RULES = {
   'fitted kinds': dict(prior_pooling=dict(fn='fitted_kind')),
   'regression': dict(prior_pooling=dict(fn='regression')),
   'hidden states': dict(prior_pooling=dict(fn='hidden_state')),
+  'answer odds': dict(
+    candidates=dict(fn='encoded'), prior_pooling=dict(fn='hidden_state', answer_tokens=16)
+  ),
   'mixed domains': dict(domain_mix=dict(fn='mix', targets=dict(a=1.0, b=1.0))),
 }
 
@@ -75,7 +78,7 @@ def measure(rule: str, size: int, slots: int, steps: int) -> tuple[float, float,
     index = proposal.index
     if features:
       encoded = np.concatenate([index, features.others(step, slots)])
-      features.put(encoded, hidden[: len(encoded)])
+      features.put(encoded, hidden[: len(encoded)], own=slots)
     proposed = time.process_time()
     k = random.integers(0, G + 1, slots)
     again = time.process_time()
