@@ -25,13 +25,7 @@ def compile_call(context: RunContext) -> Encode | None:
   if features is None:
     return None
   encode, table = programs.compile_encode(context.spec), context.tables.train
-  tokenizer = context.models.policy.tokenizer
-  answer_tokens = min(features.answer_tokens, context.config.completion_tokens)
-  if answer_tokens and not any(row.answer for row in table.rows):
-    raise UserError(
-      f'config.curriculum.prior_pooling.answer_tokens={features.answer_tokens} reads the answers of the data, and no '
-      'row has one; set it to 0.'
-    )
+  tokenizer, answer_tokens = context.models.policy.tokenizer, _answer_tokens(context)
 
   def call(step: int, state: TrainState, index_P: np.ndarray) -> EncodedPrompts:
     state, block = state._replace(carried=()), len(index_P)
@@ -47,6 +41,23 @@ def compile_call(context: RunContext) -> Encode | None:
     return encode(state, prompts, answers)
 
   return call
+
+
+def _answer_tokens(context: RunContext) -> int:
+  """Tokens of the longest answer of the data, and at most as many as the prior reads; 0 where it reads none."""
+  features = context.selection.curriculum.features
+  assert features is not None
+  if not features.answer_tokens:
+    return 0
+  limit = min(features.answer_tokens, context.config.completion_tokens)
+  tokenizer, rows = context.models.policy.tokenizer, context.tables.train.rows
+  longest = int(data.known_answers(rows, tokenizer, limit)[1].max())
+  if not longest:
+    raise UserError(
+      f'config.curriculum.prior_pooling.answer_tokens={features.answer_tokens} reads the answers of the data, and no '
+      'row has one; set it to 0.'
+    )
+  return longest
 
 
 def store(features: PromptFeatures, encoded: EncodedPrompts) -> None:

@@ -219,6 +219,21 @@ def test_answers_are_cut_and_end():
   assert tokens_PxT[2].tolist() == [*tokenizer.encode('12345')]
 
 
+def test_the_longest_answer_gives_the_width_of_all(odds, monkeypatch):
+  """Answers of up to three characters and an end, where the prior would read six tokens."""
+  context, state, _ = odds
+  widths = []
+  whole = programs.compile_encode(context.spec)
+
+  def record(state, prompts, answers):
+    widths.append(answers[0].shape[1])
+    return whole(state, prompts, answers)
+
+  monkeypatch.setattr(programs, 'compile_encode', lambda spec: record)
+  prompt_encoding.compile_call(context)(0, state, np.arange(P))
+  assert set(widths) == {4}
+
+
 def test_data_without_answers_is_refused():
   config = small()
   config.curriculum.prior_pooling['answer_tokens'] = 6
