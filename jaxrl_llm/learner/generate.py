@@ -172,9 +172,7 @@ def _with_odds(
   spec: StepSpec, params: Params, prompts: Prompts, answers: KnownAnswers
 ) -> jax.Array:
   model, dtype, (answer_PxT, length_P) = spec.model.config, spec.model.dtype, answers
-  hidden_PxTxD = shared_prompt_forward.hidden_of_answers(
-    model, params, prompts, answer_PxT, dtype=dtype
-  )
+  hidden_PxTxD = shared_prompt_forward.hidden(model, params, prompts, answer_PxT, dtype=dtype)
   logp_PxT, _ = logprob.token_logp(
     model,
     params,

@@ -34,6 +34,8 @@ def hidden(
   P = len(prompts.length_P)
   B, T = tokens_BxT.shape
   last_Px1xD, cache, mask_PxL = _encode(model, params, prompts, options)
+  if T == 1:
+    return jnp.repeat(last_Px1xD, B // P, axis=0)
   start_Bx1 = jnp.repeat(prompts.length_P, B // P)[:, None]
   hidden_BxT1xD, *_ = decoder.apply(
     model,
@@ -51,30 +53,6 @@ def hidden(
 def last_hidden(model: ModelConfig, params: Params, prompts: Prompts, *, dtype: str) -> jax.Array:
   """The hidden state [P, D] of each prompt's last token, after the final norm."""
   return _encode(model, params, prompts, dict(dtype=dtype))[0][:, 0]
-
-
-def hidden_of_answers(
-  model: ModelConfig, params: Params, prompts: Prompts, answer_PxT: jax.Array, *, dtype: str
-) -> jax.Array:
-  """The hidden state [P, T, D] that predicts each token of one completion of each prompt, in rows of L + T tokens.
-
-  Unlike `hidden` it works for models without a cache that rows could share.
-  """
-  (P, L), T = prompts.tokens_PxL.shape, answer_PxT.shape[1]
-  place_PxS = jnp.arange(L + T)[None] - prompts.length_P[:, None]
-  padded_PxS = jnp.pad(prompts.tokens_PxL, ((0, 0), (0, T)))
-  placed_PxS = jnp.take_along_axis(answer_PxT, jnp.clip(place_PxS, 0, T - 1), axis=1)
-  mask_PxS = place_PxS < T
-  hidden_PxSxD, *_ = decoder.apply(
-    model,
-    params,
-    jnp.where(place_PxS < 0, padded_PxS, placed_PxS),
-    jnp.broadcast_to(jnp.arange(L + T), (P, L + T)),
-    decoder.causal(mask_PxS),
-    dtype=dtype,
-  )
-  at_PxT = jnp.maximum(prompts.length_P - 1, 0)[:, None] + jnp.arange(T)[None]
-  return jnp.take_along_axis(hidden_PxSxD, at_PxT[..., None], axis=1)
 
 
 def _encode(

@@ -62,31 +62,6 @@ def test_features_are_those_of_the_last_hidden_state_of_transformers(tmp_path):
   np.testing.assert_allclose(features.state['values'], projected, atol=5e-3)  # float16
 
 
-def test_states_of_answers_are_those_of_transformers(tmp_path):
-  """Each state gives the log-probabilities of the next token of its answer, after prompts of other lengths."""
-  torch, transformers = pytest.importorskip('torch'), pytest.importorskip('transformers')
-  sizes = dict(vocab_size=97, hidden_size=48, intermediate_size=80, num_hidden_layers=3)
-  heads = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=16)
-  torch.manual_seed(0)
-  theirs = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes, **heads)).eval()
-  theirs.save_pretrained(tmp_path)
-  config, _ = huggingface.read_config(str(tmp_path))
-  params = huggingface.load_params(str(tmp_path), config)
-  random, T = np.random.default_rng(0), 5
-  rows = [random.integers(1, 97, n) for n in (3, 12, 7, 1)]
-  answers = [random.integers(0, 97, n) for n in (2, 5, 4, 1)]
-  answer_PxT = np.stack([np.pad(a, (0, T - len(a))) for a in answers]).astype(np.int32)
-  hidden = shared_prompt_forward.hidden_of_answers(
-    config, params, prompts_of(rows), answer_PxT, dtype='float32'
-  )
-  logits = np.asarray(decoder.head(config, params, hidden))
-  for row, answer, logits_TxV in zip(rows, answers, logits, strict=True):
-    tokens = torch.tensor(np.concatenate([row, answer])[None])
-    with torch.no_grad():
-      expected = theirs(input_ids=tokens.long()).logits[0, len(row) - 1 : -1].numpy()
-    np.testing.assert_allclose(logits_TxV[: len(answer)], expected, atol=2e-5)
-
-
 def small(**changes):
   c = loading.load('dapo')
   c.curriculum.prior_pooling = loading.load('hidden_state').curriculum.prior_pooling
