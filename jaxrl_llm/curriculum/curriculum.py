@@ -47,7 +47,7 @@ from jaxrl_llm.curriculum.records import (
   checked_state,
   domain_codes,
 )
-from jaxrl_llm.types import Settings, UserError
+from jaxrl_llm.types import Settings
 
 _WINDOW = 512  # latest prompts whose predictions are compared with observations
 _BLOCK = 1 << 15  # prompts per block, so that its arrays fit the cache of a core
@@ -106,12 +106,10 @@ class Curriculum:
     self._done = np.zeros((2, len(self._domains)), np.int64)  # rollouts and tokens of each domain
     source = self._stages.get('candidates')
     self._streaming = source is not None and source.func is candidates.stream
-    self._newest = source is not None and source.func is candidates.encoded
-    if self._newest and self.features is None:
-      raise UserError(
-        "config.curriculum.candidates.fn='encoded' takes prompts that a prior encoded, and "
-        f'prior_pooling.fn={config["prior_pooling"]["fn"]!r} encodes none; set it to hidden_state.'
-      )
+    self._newest = None  # else the features whose newest prompts are the candidates
+    if source is not None and source.func is candidates.encoded:
+      setting_checks.check_encodes(config['prior_pooling']['fn'], self.features is not None)
+      self._newest = self.features
     passes = dict(passes=np.zeros(size, np.int32)) if self._streaming else {}
     # The names are those of saved states.
     stateful = dict(share=self._prior_pool, gate=self._eligibility, features=self.features)
@@ -281,7 +279,7 @@ class Curriculum:
     """(prompts, utility or nan, mean utility of the candidates, consumed candidates)."""
     pool, passes_N = np.flatnonzero(free_N), self._learned['candidates'].get('passes')
     if 'candidates' in self._stages:
-      among_N = self._encoded(free_N, slots) if self._newest else free_N
+      among_N = self._newest.newest(free_N, slots) if self._newest else free_N
       pool = self._stages['candidates'](among_N, slots, self.seed, passes_N, random)
     worth = self._utility(pool, random, lengths)
     if hinted is not None and len(hinted.index):
@@ -314,14 +312,6 @@ class Curriculum:
         skipped = np.zeros(len(pool), bool) if barred is None else barred
       used = slot_assignment.consumed_candidates(pool, at[unchanged], at[~unchanged], skipped)
     return final, np.where(unchanged, worth[at], np.nan), float(worth.mean()), used
-
-  def _encoded(self, free_N: np.ndarray, slots: int) -> np.ndarray:
-    """bool [N]: the free prompts that the last step encoded; all free ones where these are too few."""
-    assert self.features is not None
-    newest_N = np.zeros_like(free_N)
-    newest_N[self.features.state['newest']] = True
-    newest_N &= free_N
-    return newest_N if newest_N.sum() >= slots else free_N
 
   def _utility(
     self, pool: np.ndarray, random: np.random.Generator, lengths: Lengths | None

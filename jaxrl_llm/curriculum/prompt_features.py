@@ -84,6 +84,13 @@ class PromptFeatures:
     self.latest = np.unique(index_M)
     self.state['newest'] = np.setdiff1d(index_M[own:], index_M[:own])
 
+  def newest(self, free_N: np.ndarray, slots: int) -> np.ndarray:
+    """bool [N]: the free prompts of the last `put` besides the step's own; all free ones where these are too few."""
+    newest_N = np.zeros_like(free_N)
+    newest_N[self.state['newest']] = True
+    newest_N &= free_N
+    return newest_N if newest_N.sum() >= slots else free_N
+
   def load(self, state: State) -> None:
     """Continues with the arrays of a restored state."""
     self.state, self.latest = state, np.zeros(0, np.int64)

@@ -35,3 +35,12 @@ def check_choice(name: str, value: Setting, valid: tuple[Setting, ...]) -> None:
   if value not in valid:
     choices = ', '.join(map(str, valid))
     raise UserError(f'config.curriculum.{name}={value!r} must be one of: {choices}.')
+
+
+def check_encodes(prior: str, encodes: bool) -> None:
+  """Raises UserError for candidates that a prior must encode, where prior_pooling.fn=`prior` encodes none."""
+  if not encodes:
+    raise UserError(
+      "config.curriculum.candidates.fn='encoded' takes prompts that a prior encoded, and "
+      f'prior_pooling.fn={prior!r} encodes none; set it to hidden_state.'
+    )
