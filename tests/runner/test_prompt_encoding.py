@@ -86,16 +86,16 @@ def built(config):
   return setup.build_context(config, sharding.make_mesh(config.mesh, jax.devices()[:1]))
 
 
+def started(config):
+  """A context, its initial state and its program, of which every test makes curricula of its own."""
+  context = built(config)
+  state = train_state.init_state(context.spec, context.models.policy.params)
+  return context, state, prompt_encoding.compile_call(context)
+
+
 @pytest.fixture(scope='module')
 def run():
-  """A context, its initial state and its program, of which every test makes curricula of its own."""
-  context = built(small())
-  params = context.models.policy.params
-  return (
-    context,
-    train_state.init_state(context.spec, params),
-    prompt_encoding.compile_call(context),
-  )
+  return started(small())
 
 
 def test_a_step_encodes_its_own_prompts_first_and_all_of_them_alone(run):
@@ -117,16 +117,10 @@ def test_a_step_encodes_its_own_prompts_first_and_all_of_them_alone(run):
 
 @pytest.fixture(scope='module')
 def odds():
-  """A context whose prior reads answers, its initial state and its program."""
+  """The same where the prior reads answers."""
   config = small()
   config.curriculum.prior_pooling['answer_tokens'] = 6
-  context = built(config)
-  params = context.models.policy.params
-  return (
-    context,
-    train_state.init_state(context.spec, params),
-    prompt_encoding.compile_call(context),
-  )
+  return started(config)
 
 
 def test_the_odds_are_those_of_the_answer_and_its_end(odds):
