@@ -3,8 +3,8 @@
 python -m jaxrl_llm.main --config=answer_odds
 Numbers: all are ours. The odds of a row's answer as the whole completion join the features of hidden_state.py, whose
 settings these are otherwise. Candidates are the prompts that the last step encoded, as older odds are of an older
-policy. A sharp choice, of temperature 0.05, does not stay with one kind here. Where completions reason first, the odds
-tell less.
+policy. The choice is sharp, of temperature 0.05, since predictions differ within a kind. Where completions reason
+first, the odds tell less; where they are shorter than prompts, encoding takes as long as the step.
 """
 
 
