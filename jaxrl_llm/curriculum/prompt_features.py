@@ -8,9 +8,11 @@ log-odds of the known answer, where they are read, are a feature of their own.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
+from jaxrl_llm.curriculum import answer_wording
 from jaxrl_llm.curriculum.records import State
 
 _STATES = 256  # that the projection is fitted to
@@ -35,6 +37,7 @@ class PromptFeatures:
       center=np.zeros(0, np.float32),  # [F], empty until the projection is fitted
       basis=np.zeros((0, dimensions), np.float32),  # [F, K]
       newest=np.zeros(0, np.int64),  # prompts of the last `put`, without the step's own
+      wordings=answer_wording.none(),  # of right completions; empty where answers are not read
     )
 
   @property
@@ -83,6 +86,15 @@ class PromptFeatures:
     self.state['known'][index_M] = True
     self.latest = np.unique(index_M)
     self.state['newest'] = np.setdiff1d(index_M[own:], index_M[:own])
+
+  @property
+  def wording(self) -> answer_wording.Wording:
+    """The words in which the policy gives answers."""
+    return answer_wording.commonest(self.state['wordings'])
+
+  def observe(self, groups: Iterable[answer_wording.Group]) -> None:
+    """Learns the words from right completions of a step that an end token ended."""
+    self.state['wordings'] = answer_wording.updated(self.state['wordings'], groups)
 
   def newest(self, free_N: np.ndarray, slots: int) -> np.ndarray:
     """bool [N]: the free prompts of the last `put` besides the step's own; all free ones where these are too few."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -60,13 +60,17 @@ def demonstrations(rows: Sequence[Row], tokenizer: Tokenizer, completion_tokens:
 
 
 def known_answers(
-  rows: Sequence[Row], tokenizer: Tokenizer, answer_tokens: int
+  rows: Sequence[Row],
+  tokenizer: Tokenizer,
+  answer_tokens: int,
+  phrase: Callable[[str], str] = str,
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns (tokens_PxT, length_P): each row's answer and an end token, cut at `answer_tokens`, right-padded with 0.
 
-  A row without an answer has length 0.
+  `phrase`: answer → the text that gives it. A row without an answer has length 0.
   """
-  ids = [_completion(x.answer, tokenizer)[:answer_tokens] if x.answer else _NO_TOKENS for x in rows]
+  texts = [phrase(row.answer) if row.answer else '' for row in rows]
+  ids = [_completion(text, tokenizer)[:answer_tokens] if text else _NO_TOKENS for text in texts]
   return pad_rows(ids, answer_tokens)
 
 

@@ -129,8 +129,9 @@ def finish(context: RunContext, pool: ScorePool, received: ReceivedStep) -> Land
   batch = graded.batch
   metrics = {'training/global_step': index} | _as_floats(pending.device_metrics)
   if pending.encoded is not None and context.selection.curriculum.features is not None:
-    encoded = sharding.fetch(pending.encoded)
-    prompt_encoding.store(context.selection.curriculum.features, encoded)
+    encoded, features = sharding.fetch(pending.encoded), context.selection.curriculum.features
+    prompt_encoding.store(features, encoded)
+    prompt_encoding.observe_wording(features, graded)
   metrics |= _observe(context, batch, finished_P) | graded.metrics | held_metrics
   metrics |= log_records.metrics(batch)
   if len(sources := context.tables.train.sources) > 1:

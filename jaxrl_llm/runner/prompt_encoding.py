@@ -10,7 +10,8 @@ from jaxrl_llm import data
 from jaxrl_llm.curriculum.prompt_features import PromptFeatures
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.runner.context import EncodedPrompts, RunContext
-from jaxrl_llm.types import Array, Prompts, TrainState, UserError
+from jaxrl_llm.runner.grading import GradedStep
+from jaxrl_llm.types import STOPPED, Array, Prompts, TrainState, UserError
 
 Encode = Callable[[int, TrainState, np.ndarray], EncodedPrompts]
 
@@ -37,27 +38,25 @@ def compile_call(context: RunContext) -> Encode | None:
   def encoded(state: TrainState, prompts: Prompts) -> Array:
     answers = None
     if answer_tokens:
-      answers = data.known_answers(table.rows_of(prompts), tokenizer, answer_tokens)
+      rows, phrase = table.rows_of(prompts), features.wording.phrase
+      answers = data.known_answers(rows, tokenizer, answer_tokens, phrase)
     return encode(state, prompts, answers)
 
   return call
 
 
 def _answer_tokens(context: RunContext) -> int:
-  """Tokens of the longest answer of the data, and at most as many as the prior reads; 0 where it reads none."""
+  """Tokens of an answer and the words around it; 0 where the prior reads none."""
   features = context.selection.curriculum.features
   assert features is not None
   if not features.answer_tokens:
     return 0
-  limit = min(features.answer_tokens, context.config.completion_tokens)
-  tokenizer, rows = context.models.policy.tokenizer, context.tables.train.rows
-  longest = int(data.known_answers(rows, tokenizer, limit)[1].max())
-  if not longest:
+  if not any(row.answer for row in context.tables.train.rows):
     raise UserError(
       f'config.curriculum.prior_pooling.answer_tokens={features.answer_tokens} reads the answers of the data, and no '
       'row has one; set it to 0.'
     )
-  return longest
+  return min(features.answer_tokens, context.config.completion_tokens)
 
 
 def store(features: PromptFeatures, encoded: EncodedPrompts) -> None:
@@ -66,3 +65,22 @@ def store(features: PromptFeatures, encoded: EncodedPrompts) -> None:
   if not features.ready:
     features.fit(hidden_MxD)
   features.put(encoded.index_M, hidden_MxD, own=len(encoded.hidden[0]))
+
+
+def observe_wording(features: PromptFeatures, graded: GradedStep) -> None:
+  """Learns how right completions of a step word their answers, where the prior reads answers.
+
+  Of those that an end token ended, without a hint, and with at most as many tokens as the prior reads.
+  """
+  batch = graded.batch
+  rollout, prompts = batch.rollout, batch.prompts
+  if not features.answer_tokens:
+    return
+  own_P = prompts.hint_P == 0 if prompts.hint_P is not None else np.ones(len(prompts.index_P), bool)
+  right_B = (batch.correct_B > 0) & (rollout.reason_B == STOPPED)
+  right_B &= (rollout.length_B > 0) & (rollout.length_B <= features.answer_tokens)
+  groups, G = [], len(right_B) // len(own_P)
+  for first in np.flatnonzero(own_P) * G:
+    texts = [graded.scores.texts[b] for b in first + np.flatnonzero(right_B[first : first + G])]
+    groups.append((graded.rows[first].answer, texts))
+  features.observe(groups)

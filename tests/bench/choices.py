@@ -8,7 +8,8 @@ start is trained once, for all seeds. The rule `oracle` samples groups of 8 time
 takes those whose rates are nearest to one half; these samples do not count, but take their time. A rule may have
 variants, as in `default-half-twice`: `half` samples half as many prompts in each of as many steps, `twice` learns each
 batch twice, and is compared with `uniform-twice`. With `--blind` all prompts are of one kind, as those of data that
-says nothing of its rows; give it an --out of its own. Every rule starts from the same weights. Seconds are those of the
+says nothing of its rows; give it an --out of its own. Every rule starts from the same weights; runs of `sums`
+and of `mixture` share samples of these, those of `sums` once `uniform_0` has them. Seconds are those of the
 device program: to measure them, pin the process to a core of an idle machine. Finished runs are not repeated; the table
 shows all runs in --out.
 """
@@ -30,6 +31,7 @@ from jaxrl_llm import data, train
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.commands import export
 from jaxrl_llm.config import loading as configs
+from jaxrl_llm.config import validation
 from jaxrl_llm.distributed import host_memory
 from jaxrl_llm.types import Row
 from tests.bench import mixture_rows
@@ -73,7 +75,8 @@ def job(name: str, rule: str, seed: int, more: tuple[str, ...] = ()):
     f'evaluation.every={every}',
     f'checkpoint.every={steps}',
   ]
-  prompts = configs.load(file, [f'--config.{x}' for x in more]).prompts
+  plain = configs.load(file, [f'--config.{x}' for x in more])
+  prompts = validation.sized(plain, jax.devices()).prompts
   rule, *variants = rule.split('-')
   changed = [VARIANTS[variant](prompts) for variant in variants]
   config = configs.load(file, [f'--config.{x}' for x in (*overrides, *more, *changed)])
@@ -218,13 +221,17 @@ def supervised_start(name: str, folder: str, more: tuple[str, ...]) -> tuple[str
   return f'model={model}', 'sft.steps=0'
 
 
-def share_first_evaluation(start: str, folder: str, seed: int) -> None:
-  """Give a run the samples that the start's evaluation drew of the same weights; other weights are evaluated again."""
-  source, to = (os.path.join(f, 'eval', 'step_000000.json') for f in (start + '/run', folder))
-  if os.path.exists(to):
+def share_first_evaluation(source: str, folder: str, seed: int, model: str | None = None) -> None:
+  """Give a run the samples that another run drew of the same weights; other weights are evaluated again.
+
+  `source`: folder of the other run. `model`: the name of these weights in the runs that begin with them.
+  """
+  source, to = (os.path.join(f, 'eval', 'step_000000.json') for f in (source, folder))
+  if os.path.exists(to) or not os.path.exists(source):
     return
   with open(source) as file:
-    record = json.load(file) | dict(model=f'{start}/model')
+    record = json.load(file)
+  record['model'] = model or record['model']
   record['settings']['seed'] = seed
   os.makedirs(os.path.dirname(to), exist_ok=True)
   with safe_files.replacing(to) as part, open(part, 'x', encoding='utf-8') as file:
@@ -263,7 +270,9 @@ def main() -> None:
     for rule in options.rules.split(','):
       folder = os.path.join(out, f'{rule}_{seed}')
       if options.job == 'mixture':
-        share_first_evaluation(start, folder, int(seed))
+        share_first_evaluation(f'{start}/run', folder, int(seed), f'{start}/model')
+      elif options.job == 'sums':
+        share_first_evaluation(os.path.join(out, 'uniform_0'), folder, int(seed))
       if curve(options.job, folder, 'greedy') is None:
         config = job(options.job, rule, int(seed), more)
         knows = rule.startswith('oracle')

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+import jax
 import pytest
 
+from jaxrl_llm.config import loading as configs
 from tests.bench import choices
 
 EVERY, STEPS = 15, 90
@@ -23,6 +25,30 @@ def test_a_variant_changes_its_setting_and_no_other():
 def test_half_of_the_prompts_that_overrides_ask_for():
   assert choices.job('tiny', 'uniform-half', 0, ('prompts=4', 'steps=0')).prompts == 2
   assert choices.job('tiny', 'uniform-half', 0, ('prompts=4', 'steps=0')).steps == 0
+
+
+def test_half_of_a_number_of_prompts_that_the_machine_gives():
+  """The job of sums leaves `prompts` at 0: 4 on a CPU, or one for each of its devices where these are more."""
+  assert configs.load('dapo').prompts == 0
+  assert choices.job('sums', 'default-half', 0).prompts == max(4, jax.device_count()) // 2
+
+
+def test_a_first_evaluation_is_shared_once(tmp_path):
+  """Its samples, with the seed of the run that gets them; a run that has its own keeps it, and nothing is made up."""
+  source, run = tmp_path / 'first', tmp_path / 'run'
+  choices.share_first_evaluation(str(source), str(run), 3)
+  assert not run.exists()
+  (source / 'eval').mkdir(parents=True)
+  record = dict(model='m', settings=dict(seed=0, n=4), metrics={'acc': 0.5})
+  (source / 'eval' / 'step_000000.json').write_text(json.dumps(record))
+  choices.share_first_evaluation(str(source), str(run), 3)
+  path = run / 'eval' / 'step_000000.json'
+  assert json.loads(path.read_text()) == record | dict(settings=dict(seed=3, n=4))
+  choices.share_first_evaluation(str(source), str(run), 4, 'other')
+  assert json.loads(path.read_text())['settings']['seed'] == 3
+  choices.share_first_evaluation(str(source), str(tmp_path / 'more'), 4, 'other')
+  more = json.loads((tmp_path / 'more' / 'eval' / 'step_000000.json').read_text())
+  assert more['model'] == 'other'
 
 
 def write_run(folder, points, prompts):

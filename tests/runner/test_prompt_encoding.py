@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from jaxrl_llm import data
 from jaxrl_llm.config import loading
+from jaxrl_llm.curriculum import answer_wording
 from jaxrl_llm.curriculum.prompt_features import PromptFeatures
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import compile as programs
@@ -17,7 +19,7 @@ from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.models import decoder, huggingface, shared_prompt_forward
 from jaxrl_llm.runner import host_step, prompt_encoding, setup
 from jaxrl_llm.runner.context import PendingStep
-from jaxrl_llm.types import Prompts, Rollout, Row, UserError
+from jaxrl_llm.types import STOPPED, TRUNCATED, Batch, Prompts, Rollout, Row, UserError
 
 P, L = 4, 12
 
@@ -188,19 +190,61 @@ def test_answers_are_cut_and_end():
   assert tokens_PxT[2].tolist() == [*tokenizer.encode('12345')]
 
 
-def test_the_longest_answer_gives_the_width_of_all(odds, monkeypatch):
-  """Answers of up to three characters and an end, where the prior would read six tokens."""
+def test_answers_are_read_in_the_words_of_the_policy(odds, monkeypatch):
+  """`before`, each prompt's own answer, `after` and an end, cut at the six tokens that the prior reads."""
   context, state, _ = odds
-  widths = []
+  seen, features = [], context.selection.curriculum.features
   whole = programs.compile_encode(context.spec)
 
   def record(state, prompts, answers):
-    widths.append(answers[0].shape[1])
+    seen.append((prompts, *answers))
     return whole(state, prompts, answers)
 
   monkeypatch.setattr(programs, 'compile_encode', lambda spec: record)
+  monkeypatch.setitem(features.state, 'wordings', answer_wording.none())
+  features.observe([('7', ['= 7.'])])
   prompt_encoding.compile_call(context)(0, state, np.arange(P))
-  assert set(widths) == {4}
+  tokenizer, rows = context.models.policy.tokenizer, context.tables.train.rows
+  assert len(seen) > 1
+  for prompts, tokens_PxT, length_P in seen:
+    for index, tokens_T, length in zip(prompts.index_P, tokens_PxT, length_P, strict=True):
+      words = [*tokenizer.encode(f'= {rows[index].answer}.'), list(tokenizer.end_ids)[0]]
+      assert tokens_T.shape == (6,) and tokens_T[:length].tolist() == words[:6]
+
+
+@pytest.mark.parametrize(
+  'change',
+  [
+    {},
+    dict(correct_B=np.zeros(8, np.float32)),
+    dict(reason_B=np.full(8, TRUNCATED, np.int8)),
+    dict(length_B=np.full(8, 7, np.int32)),
+    dict(length_B=np.zeros(8, np.int32)),
+    dict(hint_P=np.array([1, 1], np.int32)),
+  ],
+  ids=['all', 'wrong', 'cut', 'longer than is read', 'absent', 'hinted'],
+)
+def test_words_are_those_of_whole_right_completions(odds, change):
+  """Two groups of four: the first prompt's texts say 'so', all four of the second one say 'thus'."""
+  context = odds[0]
+  features = PromptFeatures(8, 2, 1, 0, answer_tokens=6)
+  rows = [Row(str(b), 'q', (), '42', 's', {}) for b in range(8)]
+  texts = ['so 42'] * 2 + ['42 so'] * 2 + ['thus 42'] * 4
+  values = dict(
+    correct_B=np.ones(8, np.float32),
+    reason_B=np.full(8, STOPPED, np.int8),
+    length_B=np.full(8, 6, np.int32),
+    hint_P=np.zeros(2, np.int32),
+  )
+  values |= change
+  prompts = context.tables.train.prompts([0, 1])._replace(hint_P=values.pop('hint_P'))
+  correct_B = values.pop('correct_B')
+  empty = Rollout(*[None] * len(Rollout._fields))
+  batch = Batch(prompts, empty._replace(**values), correct_B, correct_B)
+  scores = types.SimpleNamespace(texts=texts)
+  graded = types.SimpleNamespace(batch=batch, rows=rows, scores=scores)
+  prompt_encoding.observe_wording(features, graded)
+  assert features.wording == (('thus ', '') if not change else ('', ''))
 
 
 def test_data_without_answers_is_refused():
