@@ -20,8 +20,8 @@ Group = tuple[str, Sequence[str]]  # a known answer and right completions of its
 class Wording(NamedTuple):
   """A completion is `before`, the answer and `after`."""
 
-  before: str = ''
-  after: str = ''
+  before: str
+  after: str
 
   def phrase(self, answer: str) -> str:
     """The answer in these words."""
@@ -33,10 +33,11 @@ def none() -> np.ndarray:
   return _packed({})
 
 
-def commonest(record: np.ndarray) -> Wording:
-  """The wording of largest weight; the answer alone where none is known."""
+def commonest(record: np.ndarray) -> Wording | None:
+  """The wording of largest weight; None unless more than one prompt was answered in it."""
   weights = _unpacked(record)
-  return max(weights, key=weights.__getitem__, default=Wording())
+  wording = max(weights, key=weights.__getitem__, default=None)
+  return wording if wording is not None and weights[wording] > 1 else None
 
 
 def updated(record: np.ndarray, groups: Iterable[Group]) -> np.ndarray:

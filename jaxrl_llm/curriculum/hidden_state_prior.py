@@ -10,6 +10,8 @@ from jaxrl_llm.curriculum import pooled_sums, success_head
 from jaxrl_llm.curriculum.prompt_features import PromptFeatures
 from jaxrl_llm.curriculum.records import DatasetInfo, Index, PriorPool, State, StepEvidence
 
+_ODDS = -2  # the column of odds in `PromptFeatures.design`
+
 
 class HiddenStatePrior(NamedTuple):
   """Functions of the stage's state, which holds that of `kinds`, too."""
@@ -73,11 +75,16 @@ class HiddenStatePrior(NamedTuple):
     return success_head.Visits(self._design(index_V, expected_V), *seen)
 
   def _design(self, index: Index, expected_I: np.ndarray) -> np.ndarray:
-    """float32 [I, F]. An answer's odds know what the kind tells, so that the head may take back logit m₀."""
+    """float32 [I, F]: features, a constant, and where odds o are read, o − logit m₀ (0 where they are unknown).
+
+    The odds know what the kind tells: logit m₀ is a feature, too, that the head may take it back.
+    """
     design_IxF = self.features.design(index)
     if not self.features.answer_tokens:
       return design_IxF
-    return np.column_stack([design_IxF, success_head.logit(expected_I).astype(np.float32)])
+    logit_I = success_head.logit(expected_I).astype(np.float32)
+    design_IxF[:, _ODDS] = np.nan_to_num(design_IxF[:, _ODDS] - logit_I)
+    return np.column_stack([design_IxF, logit_I])
 
   def _expected(self, state: State, index: Index) -> np.ndarray:
     """m₀, the mean success rate of the kind of each prompt."""

@@ -265,9 +265,10 @@ def hidden_state(
   1 − 1/`memory` a visit, and so is m₀, per visit of its kind. The mean of the latest visits, as `fitted_kind` has it,
   varies with the prompts that they were of, and its error would be that of all predictions.
 
-  With `answer_tokens`, log(π(y | x) / (1 − π(y | x))) is one more feature: the odds of the row's known answer y, cut at
-  so many tokens, as the whole completion. logit m₀ is then a feature, too, as both know the same. Ours; π(y | x) as a
-  measure of success without a sample, as a reward there: arXiv:2506.18254 (RLPR), arXiv:2505.21493 (VeriFree).
+  With `answer_tokens`, o − logit m₀ and logit m₀ are two more features: o = log(π(y | x) / (1 − π(y | x))), the odds of
+  the row's known answer as the whole completion y, in the words of recent right completions (`answer_wording`), cut at
+  so many tokens. The prior of θ has logit m = o; other weights are 0 in the mean. Ours; π(y | x) as a measure of
+  success without a sample, as a reward there: arXiv:2506.18254 (RLPR), arXiv:2505.21493 (VeriFree).
 
   Reliability is measured on predictions from before the visit: m moves from m₀ by the measured gain, and 1/(1 + s) is
   that of the kind times the share of the spread that z leaves unexplained; both are shrunk toward no use of z, by
@@ -283,7 +284,8 @@ def hidden_state(
   setting_checks.check_range('prior_pooling.ridge', ridge, 0, open_low=True)
   kinds = fitted_kind(dataset, strength=strength, visits=visits)
   setting_checks.check_range('prior_pooling.memory', memory, 1)
-  settings = success_head.Settings(ridge, visits, memory, 1 / (1 + strength))
+  mean_F = np.array([0.0] * dimensions + ([1.0, 0.0, 0.0] if answer_tokens else [0.0]))
+  settings = success_head.Settings(ridge, visits, memory, 1 / (1 + strength), mean_F)
   features = PromptFeatures(dataset.size, dimensions, multiple, dataset.seed, answer_tokens)
   stage = hidden_state_prior.HiddenStatePrior(dataset, kinds, features, settings)
   return PriorPool(stage.initial(), stage.prior, stage.learn, features=features)

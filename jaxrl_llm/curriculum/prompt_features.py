@@ -2,7 +2,7 @@
 
 The projection is fixed by the first states: their mean is removed, and the principal components of largest variance are
 scaled to unit variance. A random projection of a state of hundreds of features would keep a small share of each. The
-log-odds of the known answer, where they are read, are a feature of their own.
+log-odds of the known answer, where they are read, are kept beside them as they are.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from jaxrl_llm.curriculum.records import State
 
 _STATES = 256  # that the projection is fitted to
 _LARGEST = 60000.0  # finite in float16
+_LARGEST_ODDS = 10.0  # of an answer that is never or always given
 
 
 class PromptFeatures:
@@ -25,17 +26,17 @@ class PromptFeatures:
   def __init__(self, size: int, dimensions: int, multiple: int, seed: int, answer_tokens: int = 0):
     """Each step encodes its own prompts and `multiple` times as many others.
 
-    K features: `dimensions` of the hidden state, and with `answer_tokens` one of the answer, which is cut at so many.
+    K features of the hidden state: `dimensions`. With `answer_tokens`, the log-odds of the answer, which is cut at so
+    many tokens, are one more value of a prompt.
     """
     self.multiple, self.answer_tokens = multiple, answer_tokens
-    dimensions += answer_tokens > 0
     self.latest = np.zeros(0, np.int64)  # prompts of the last `put`
     self._seed = seed
     self.state: State = dict(
-      values=np.zeros((size, dimensions), np.float16),
+      values=np.zeros((size, dimensions + (answer_tokens > 0)), np.float16),
       known=np.zeros(size, bool),
-      center=np.zeros(0, np.float32),  # [F], empty until the projection is fitted
-      basis=np.zeros((0, dimensions), np.float32),  # [F, K]
+      center=np.zeros(0, np.float32),  # [D], empty until the projection is fitted
+      basis=np.zeros((0, dimensions), np.float32),  # [D, K]
       newest=np.zeros(0, np.int64),  # prompts of the last `put`, without the step's own
       wordings=answer_wording.none(),  # of right completions; empty where answers are not read
     )
@@ -62,35 +63,29 @@ class PromptFeatures:
 
   def fit(self, states_MxF: np.ndarray) -> None:
     """Fits the projection. Fewer states than features leave features of 0."""
-    states_MxF, answers = np.asarray(states_MxF, np.float64), int(self.answer_tokens > 0)
-    width = states_MxF.shape[1] - answers
-    dimensions = self.state['basis'].shape[1] - answers
-    center_F, basis_FxK = _principal(states_MxF[:, :width], dimensions)
-    if answers:
-      odds = states_MxF[np.isfinite(states_MxF[:, -1]), -1]
-      middle, spread = (odds.mean(), max(odds.std(), 1e-3)) if len(odds) else (0.0, 1.0)
-      center_F, basis_FxK = np.append(center_F, middle), np.pad(basis_FxK, ((0, 1), (0, 1)))
-      basis_FxK[-1, -1] = 1 / spread
-    self.state['center'] = center_F.astype(np.float32)
-    self.state['basis'] = basis_FxK.astype(np.float32)
+    hidden_MxD, _ = self._parts(np.asarray(states_MxF, np.float64))
+    center_D, basis_DxK = _principal(hidden_MxD, self.state['basis'].shape[1])
+    self.state['center'] = center_D.astype(np.float32)
+    self.state['basis'] = basis_DxK.astype(np.float32)
 
   def put(self, index_M: np.ndarray, states_MxF: np.ndarray, own: int = 0) -> None:
     """Stores the features of these prompts; for one that occurs twice, the states are equal.
 
-    The first `own` are those of the step. An unknown answer, nan, has the mean odds.
+    The first `own` are those of the step. Odds of an unknown answer are nan.
     """
-    states_MxF = np.asarray(states_MxF, np.float32)
-    moved_MxF = np.nan_to_num(states_MxF - self.state['center'])
-    values_MxK = moved_MxF @ self.state['basis']
-    self.state['values'][index_M] = np.clip(values_MxK, -_LARGEST, _LARGEST)
+    hidden_MxD, odds_MxA = self._parts(np.asarray(states_MxF, np.float32))
+    values_MxK = (hidden_MxD - self.state['center']) @ self.state['basis']
+    values_MxK = np.clip(values_MxK, -_LARGEST, _LARGEST)
+    odds_MxA = np.clip(odds_MxA, -_LARGEST_ODDS, _LARGEST_ODDS)
+    self.state['values'][index_M] = np.concatenate([values_MxK, odds_MxA], axis=1)
     self.state['known'][index_M] = True
     self.latest = np.unique(index_M)
     self.state['newest'] = np.setdiff1d(index_M[own:], index_M[:own])
 
-  @property
-  def wording(self) -> answer_wording.Wording:
-    """The words in which the policy gives answers."""
-    return answer_wording.commonest(self.state['wordings'])
+  def phrase(self, answer: str) -> str:
+    """The answer in the words of the policy's right completions; '' as long as these are unknown."""
+    wording = answer_wording.commonest(self.state['wordings'])
+    return '' if wording is None else wording.phrase(answer)
 
   def observe(self, groups: Iterable[answer_wording.Group]) -> None:
     """Learns the words from right completions of a step that an end token ended."""
@@ -107,8 +102,13 @@ class PromptFeatures:
     """Continues with the arrays of a restored state."""
     self.state, self.latest = state, np.zeros(0, np.int64)
 
+  def _parts(self, states_MxF: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Hidden states [M, D] and the odds of answers [M, 1], or [M, 0] where they are not read."""
+    width = states_MxF.shape[1] - (self.answer_tokens > 0)
+    return states_MxF[:, :width], states_MxF[:, width:]
+
   def design(self, index: np.ndarray | slice) -> np.ndarray:
-    """float32 [I, K + 1]: the features and a constant."""
+    """float32 [I, K + 1], or [I, K + 2] with the odds, which may be nan: the values and a constant."""
     values = self.state['values'][index].astype(np.float32)  # at once: row by row is slower
     design = np.ones((len(values), values.shape[1] + 1), np.float32)
     design[:, :-1] = values

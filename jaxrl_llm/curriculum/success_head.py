@@ -23,6 +23,7 @@ class Settings(NamedTuple):
   visits: float  # of which the prior reliability has the weight
   memory: float  # visits over which evidence is kept
   share: float  # prior of Var(p | z) / (m(1 − m))
+  mean_F: np.ndarray | float = 0.0  # of the prior of θ
 
 
 class Visits(NamedTuple):
@@ -37,7 +38,7 @@ class Visits(NamedTuple):
 
 
 def initial(features: int) -> State:
-  """A head without evidence: θ = 0 and gain 0."""
+  """A head without evidence: θ is the mean of its prior, and gain 0."""
   return dict(
     head_gram=np.zeros((features, features)),
     head_moment=np.zeros(features),
@@ -52,7 +53,7 @@ def initial(features: int) -> State:
 
 def weights(state: State, settings: Settings) -> np.ndarray:
   """θ, float64 [F]."""
-  return _solve(state['head_gram'], state['head_moment'], settings.ridge)
+  return _solve(state['head_gram'], state['head_moment'], settings)
 
 
 def predict(
@@ -119,19 +120,20 @@ def _fitted(
   rate_V = visits.right_V / visits.count_V
   count_V = visits.count_V / (1 + (visits.count_V - 1) * share)
   offset_V = logit(visits.expected_V)
-  theta_F, gram, moment = _solve(gram_FxF, moment_F, settings.ridge), gram_FxF, moment_F
+  theta_F, gram, moment = _solve(gram_FxF, moment_F, settings), gram_FxF, moment_F
   for _ in range(_ITERATIONS):
     score_V = z_VxF @ theta_F
     m_V = _rate(offset_V + score_V)
     curvature_V = count_V * m_V * (1 - m_V)
     gram = gram_FxF + z_VxF.T @ (curvature_V[:, None] * z_VxF)
     moment = moment_F + z_VxF.T @ (curvature_V * score_V + count_V * (rate_V - m_V))
-    theta_F = _solve(gram, moment, settings.ridge)
+    theta_F = _solve(gram, moment, settings)
   return gram, moment
 
 
-def _solve(gram_FxF: np.ndarray, moment_F: np.ndarray, ridge: float) -> np.ndarray:
-  return np.linalg.solve(gram_FxF + ridge * np.eye(len(moment_F)), moment_F)
+def _solve(gram_FxF: np.ndarray, moment_F: np.ndarray, settings: Settings) -> np.ndarray:
+  precision_FxF = gram_FxF + settings.ridge * np.eye(len(moment_F))
+  return np.linalg.solve(precision_FxF, moment_F + settings.ridge * settings.mean_F)
 
 
 def logit(rate: np.ndarray) -> np.ndarray:

@@ -67,7 +67,7 @@ def known_answers(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns (tokens_PxT, length_P): each row's answer and an end token, cut at `answer_tokens`, right-padded with 0.
 
-  `phrase`: answer → the text that gives it. A row without an answer has length 0.
+  `phrase`: answer → the text that gives it, or ''. A row without an answer, or without such a text, has length 0.
   """
   texts = [phrase(row.answer) if row.answer else '' for row in rows]
   ids = [_completion(text, tokenizer)[:answer_tokens] if text else _NO_TOKENS for text in texts]

@@ -38,8 +38,8 @@ def compile_call(context: RunContext) -> Encode | None:
   def encoded(state: TrainState, prompts: Prompts) -> Array:
     answers = None
     if answer_tokens:
-      rows, phrase = table.rows_of(prompts), features.wording.phrase
-      answers = data.known_answers(rows, tokenizer, answer_tokens, phrase)
+      rows = table.rows_of(prompts)
+      answers = data.known_answers(rows, tokenizer, answer_tokens, features.phrase)
     return encode(state, prompts, answers)
 
   return call

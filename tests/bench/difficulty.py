@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxrl_llm import data, rewards
 from jaxrl_llm.config import loading, validation
-from jaxrl_llm.curriculum import Curriculum
+from jaxrl_llm.curriculum import Curriculum, answer_wording
 from jaxrl_llm.evaluation import evaluate, held_out
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import state as train_state
@@ -62,15 +62,28 @@ def measured(config, prompts: int, samples: int) -> dict[str, np.ndarray]:
     decode = context.models.policy.tokenizer.decode
     sample = evaluate.make_evaluator(spec, part, decode, grading, samples, sampling)
     _, records, _ = sample(train_state.sampling_weights(spec, state))
-  score_MxN = np.array([record['score'] for record in records if record['kind'] == 'sampled'])
+  records = [record for record in records if record['kind'] == 'sampled']
+  score_MxN = np.array([record['score'] for record in records])
+  right_MxN = score_MxN >= config.rewards.right
+  wording = words(part.rows, records, right_MxN) or answer_wording.Wording('', '')
   encode, block = programs.compile_encode(spec), spec.layout.prompts
   at = np.arange(-(-prompts // block) * block).reshape(-1, block) % prompts
   states, length = [], min(ANSWER, config.completion_tokens)
   for step in map(part.prompts, at):
-    answers = data.known_answers(part.rows_of(step), context.models.policy.tokenizer, length)
+    tokenizer = context.models.policy.tokenizer
+    answers = data.known_answers(part.rows_of(step), tokenizer, length, wording.phrase)
     states.append(np.asarray(encode(state._replace(carried=()), step, answers)))
-  right_M = (score_MxN >= config.rewards.right).sum(1)
-  return dict(right=right_M, kind=kind_N[index_M], states=np.concatenate(states)[:prompts])
+  return dict(right=right_MxN.sum(1), kind=kind_N[index_M], states=np.concatenate(states)[:prompts])
+
+
+def words(rows, records, right_MxN: np.ndarray) -> answer_wording.Wording | None:
+  """How the right samples of the first quarter, of which nothing is predicted, word their answers."""
+  groups = [
+    (row.answer, [text for text, right in zip(record['output'], right_N, strict=True) if right])
+    for row, record, right_N in zip(rows, records, right_MxN, strict=True)
+  ]
+  record = answer_wording.updated(answer_wording.none(), groups[: len(groups) // 4])
+  return answer_wording.commonest(record)
 
 
 def predictions(found: dict[str, np.ndarray], samples: int, rule: str) -> np.ndarray:

@@ -15,13 +15,16 @@ def after(*steps):
   return answer_wording.commonest(record)
 
 
-def test_without_a_right_completion_an_answer_stands_alone():
-  assert after() == after([]) == after([('7', [])]) == ('', '')
-  assert after().phrase('7') == '7'
+def test_words_of_one_prompt_are_not_everybodys():
+  """Nor are they after further steps with the same prompt's weight; a second prompt makes them known."""
+  one = ('7', ['It is 7.'] * 8)
+  assert after() is after([]) is after([('7', [])]) is after([one]) is None
+  assert after([one], [('8', ['It is 8.'])]) == ('It is ', '.')
+  assert after([('7', ['It is 7.', '7'])], [('8', ['It is 8.', '8'])]) is None
 
 
 def test_words_stand_before_and_after_the_last_place_of_the_answer():
-  words = after([('7', ['7 is 7, so 7.'])])
+  words = after([('7', ['7 is 7, so 7.']), ('8', ['7 is 7, so 8.'])])
   assert words == ('7 is 7, so ', '.') and words.phrase('30') == '7 is 7, so 30.'
 
 
@@ -32,20 +35,21 @@ def test_prompts_count_and_not_completions():
 
 
 def test_the_shares_of_a_prompt_add_up_to_one():
-  """'a' has two thirds of the first prompt; 'b' a third of it, and none or two of the other."""
+  """Of 'a': 2/3 + 2/3. Of 'b': 1/3 + 1/3 + 2/3 or 1."""
   first = ('7', ['a 7', 'a 7', 'b 7'])
-  assert after([first, ('5', ['c 5', 'd 5', 'e 5'])]) == ('a ', '')
-  assert after([first, ('5', ['b 5', 'b 5', 'd 5'])]) == ('b ', '')
+  assert after([first, first, ('5', ['b 5', 'b 5', 'd 5'])]) == ('a ', '')
+  assert after([first, first, ('5', ['b 5', 'b 5'])]) == ('b ', '')
 
 
 @pytest.mark.parametrize('text, answer', [('seven', '7'), ('seven', ''), ('', '7')])
 def test_a_completion_without_its_answer_has_no_words(text, answer):
-  assert after([(answer, [text])]) == ('', '')
+  assert after([(answer, [text])] * 3) is None
 
 
 def test_newer_words_replace_older_ones():
   """1 + .9 + .81 of older steps against as much of newer ones, whose newest counts most."""
   old, new = [('7', ['old 7'])], [('7', ['new 7'])]
+  assert after(old, old) == ('old ', '') and after(old, old, *[[]] * 9) is None
   assert after(old, old, old, new) == ('old ', '')
   assert after(old, old, old, new, new, new) == ('new ', '')
 
@@ -63,8 +67,9 @@ def test_the_heaviest_words_are_kept():
 def test_any_text_passes_through_a_record():
   text = 'Das Ergebnis: "\\boxed{7}" 🦜\n\t'
   features = PromptFeatures(4, 2, 1, 0, answer_tokens=8)
-  features.observe([('7', [text])])
-  assert features.wording.phrase('7') == text
+  assert features.phrase('7') == ''
+  features.observe([('7', [text])] * 2)
+  assert features.phrase('7') == text and features.phrase('8') == text.replace('7', '8')
   other = PromptFeatures(4, 2, 1, 0, answer_tokens=8)
   other.load({name: array.copy() for name, array in features.state.items()})
-  assert other.wording == features.wording
+  assert other.phrase('9') == features.phrase('9')

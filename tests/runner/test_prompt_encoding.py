@@ -122,7 +122,17 @@ def odds():
   """The same where the prior reads answers."""
   config = small()
   config.curriculum.prior_pooling['answer_tokens'] = 6
-  return started(config)
+  context, *others = started(config)
+  context.selection.curriculum.features.observe([('7', ['7']), ('8', ['8'])])
+  return context, *others
+
+
+def test_as_long_as_words_are_unknown_no_answer_has_odds(odds, monkeypatch):
+  context, state, encode = odds
+  features = context.selection.curriculum.features
+  monkeypatch.setitem(features.state, 'wordings', answer_wording.none())
+  hidden_MxD = np.concatenate(sharding.fetch(encode(0, state, np.arange(P))).hidden)
+  assert np.isnan(hidden_MxD[:, -1]).all() and np.isfinite(hidden_MxD[:, :-1]).all()
 
 
 def test_the_odds_are_those_of_the_answer_and_its_end(odds):
@@ -202,7 +212,7 @@ def test_answers_are_read_in_the_words_of_the_policy(odds, monkeypatch):
 
   monkeypatch.setattr(programs, 'compile_encode', lambda spec: record)
   monkeypatch.setitem(features.state, 'wordings', answer_wording.none())
-  features.observe([('7', ['= 7.'])])
+  features.observe([('7', ['= 7.']), ('9', ['= 9.'])])
   prompt_encoding.compile_call(context)(0, state, np.arange(P))
   tokenizer, rows = context.models.policy.tokenizer, context.tables.train.rows
   assert len(seen) > 1
@@ -225,11 +235,11 @@ def test_answers_are_read_in_the_words_of_the_policy(odds, monkeypatch):
   ids=['all', 'wrong', 'cut', 'longer than is read', 'absent', 'hinted'],
 )
 def test_words_are_those_of_whole_right_completions(odds, change):
-  """Two groups of four: the first prompt's texts say 'so', all four of the second one say 'thus'."""
+  """Two groups of four that say 'so'."""
   context = odds[0]
   features = PromptFeatures(8, 2, 1, 0, answer_tokens=6)
   rows = [Row(str(b), 'q', (), '42', 's', {}) for b in range(8)]
-  texts = ['so 42'] * 2 + ['42 so'] * 2 + ['thus 42'] * 4
+  texts = ['so 42'] * 8
   values = dict(
     correct_B=np.ones(8, np.float32),
     reason_B=np.full(8, STOPPED, np.int8),
@@ -244,7 +254,7 @@ def test_words_are_those_of_whole_right_completions(odds, change):
   scores = types.SimpleNamespace(texts=texts)
   graded = types.SimpleNamespace(batch=batch, rows=rows, scores=scores)
   prompt_encoding.observe_wording(features, graded)
-  assert features.wording == (('thus ', '') if not change else ('', ''))
+  assert features.phrase('1') == ('' if change else 'so 1')
 
 
 def test_data_without_answers_is_refused():
