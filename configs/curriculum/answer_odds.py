@@ -1,10 +1,11 @@
 """Answer odds (no paper: ours): prompts are chosen by how likely the policy finds their known answers.
 
 python -m jaxrl_llm.main --config=answer_odds
-Numbers: all are ours. The odds of a row's answer as the whole completion join the features of hidden_state.py, whose
-settings these are otherwise. Candidates are the prompts that the last step encoded, as older odds are of an older
-policy. The choice is sharp, of temperature 0.05, since predictions differ within a kind. Where completions reason
-first, the odds tell less; where they are shorter than prompts, encoding takes as long as the step.
+Numbers: all are ours. The odds of a row's answer as the whole completion, in the words of recent right completions
+("The answer is 5."), join the features of hidden_state.py, whose settings these are otherwise. Candidates are the
+prompts that the last step encoded, as older odds are of an older policy. The choice is sharp, of temperature 0.05,
+since predictions differ within a kind. Where completions reason first, no words are those of many prompts, and the
+odds are not read; where completions are shorter than prompts, encoding takes as long as the step.
 """
 
 
