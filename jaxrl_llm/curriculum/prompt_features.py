@@ -8,7 +8,7 @@ log-odds of the known answer, where they are read, are kept beside them as they 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -82,10 +82,11 @@ class PromptFeatures:
     self.latest = np.unique(index_M)
     self.state['newest'] = np.setdiff1d(index_M[own:], index_M[:own])
 
-  def phrase(self, answer: str) -> str:
-    """The answer in the words of the policy's right completions; '' as long as these are unknown."""
+  @property
+  def phrase(self) -> Callable[[str], str]:
+    """answer → the text that gives it in the words of right completions; '' as long as these are unknown."""
     wording = answer_wording.commonest(self.state['wordings'])
-    return '' if wording is None else wording.phrase(answer)
+    return wording.phrase if wording is not None else lambda answer: ''
 
   def observe(self, groups: Iterable[answer_wording.Group]) -> None:
     """Learns the words from right completions of a step that an end token ended."""

@@ -32,14 +32,14 @@ def compile_call(context: RunContext) -> Encode | None:
     state, block = state._replace(carried=()), len(index_P)
     index_M = np.concatenate([index_P, features.others(step, block)]).astype(np.int32)
     parts = index_M.reshape(-1, block)
-    hidden = tuple(encoded(state, table.prompts(part, born=step)) for part in parts)
+    phrase = features.phrase
+    hidden = tuple(encoded(state, table.prompts(part, born=step), phrase) for part in parts)
     return EncodedPrompts(index_M, hidden)
 
-  def encoded(state: TrainState, prompts: Prompts) -> Array:
+  def encoded(state: TrainState, prompts: Prompts, phrase: Callable[[str], str]) -> Array:
     answers = None
     if answer_tokens:
-      rows = table.rows_of(prompts)
-      answers = data.known_answers(rows, tokenizer, answer_tokens, features.phrase)
+      answers = data.known_answers(table.rows_of(prompts), tokenizer, answer_tokens, phrase)
     return encode(state, prompts, answers)
 
   return call
