@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from jaxrl_llm.curriculum import answer_wording
@@ -55,13 +57,13 @@ def test_newer_words_replace_older_ones():
 
 
 def test_the_heaviest_words_are_kept():
-  """Twenty prompts of one wording each push out light ones, and not the heavy one."""
+  """Words of twenty other prompts push out one another, and not the heavy ones."""
   heavy = [('7', ['x 7'])] * 3
   light = [('7', [f'{i} 7']) for i in range(20)]
   record = answer_wording.updated(answer_wording.none(), heavy)
   record = answer_wording.updated(record, light)
   assert answer_wording.commonest(record) == ('x ', '')
-  assert len(bytes(record)) < 600
+  assert len(json.loads(record.tobytes())) == 16
 
 
 def test_any_text_passes_through_a_record():

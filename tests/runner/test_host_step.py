@@ -13,9 +13,11 @@ from jaxrl_llm import curriculum, replay, rewards
 from jaxrl_llm.checkpointing import run_dir
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.curriculum.curriculum import Proposal
+from jaxrl_llm.curriculum.prompt_features import PromptFeatures
 from jaxrl_llm.data.pipeline import PromptTable
 from jaxrl_llm.rewards import outcomes
 from jaxrl_llm.runner import grading, host_step, log_records
+from jaxrl_llm.runner.context import EncodedPrompts
 from jaxrl_llm.types import ABORTED, STOPPED, TRUNCATED, UNFINISHED, Batch, Prompts, Rollout, Row
 
 P, G, T = 4, 4, 3
@@ -740,7 +742,7 @@ class Failing(Sevens):
     return scores_of(parts_BxK, {'grade/crashes': 2}, outcome_B, 'it broke')
 
 
-def landed(pool, reason_B, sources=('made',), **failed):
+def landed(pool, reason_B, sources=('made',), features=None, **failed):
   context = make_context()
   context.grading.vote = context.grading.truncate = context.replay.collector = None
   context.config.seed = 0
@@ -753,7 +755,20 @@ def landed(pool, reason_B, sources=('made',), **failed):
   pending = host_step.PendingStep(
     1, batch.prompts, batch.rollout._replace(tokens_BxT=tokens_BxT), {}
   )
+  if features is not None:
+    context.selection.curriculum.features = features
+    states = tuple(np.eye(P, 6, dtype=np.float32) for _ in range(2))
+    pending = pending._replace(encoded=EncodedPrompts(np.arange(2 * P), states))
   return host_step.land(context, pool, pending), context
+
+
+def test_a_step_stores_states_and_the_words_of_its_right_completions():
+  """Half of each group ends in 7, behind a number of its own row; the first number is the same for all."""
+  features = PromptFeatures(40, 2, 1, 0, answer_tokens=3)
+  landed(Sevens(), [STOPPED] * B, features=features)
+  assert features.state['known'].tolist() == [True] * (2 * P) + [False] * (40 - 2 * P)
+  words = json.loads(features.state['wordings'].tobytes())
+  assert words == [[f'5 {b} ', '', 0.5] for b in range(0, B, 2)]
 
 
 class Graded:
