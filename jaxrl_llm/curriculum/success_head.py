@@ -12,7 +12,8 @@ import numpy as np
 
 from jaxrl_llm.curriculum.records import State
 
-_ITERATIONS = 8  # of Newton's method, from the previous fit
+_ITERATIONS = 12  # of Newton's method, from the previous fit
+_HALVINGS = 8  # of a step
 _LARGEST = 6.0  # |logit|: rates from 0.0025 to 0.9975
 
 
@@ -114,21 +115,34 @@ def _fitted(
   """Adds the visits' likelihood, by its second-order expansion at the new maximum.
 
   Rollouts of a prompt are alike by 1/(1 + s) = `share`: n of them count as n / (1 + (n − 1)·share), the
-  quasi-likelihood of a Beta-binomial.
+  quasi-likelihood of a Beta-binomial. The maximum is found by Newton's method, with steps that are halved until they
+  gain: far from it, where rates are near 0 or 1, a whole step goes much too far.
   """
   z_VxF = visits.design_VxF.astype(float)
   rate_V = visits.right_V / visits.count_V
   count_V = visits.count_V / (1 + (visits.count_V - 1) * share)
   offset_V = logit(visits.expected_V)
-  theta_F, gram, moment = _solve(gram_FxF, moment_F, settings), gram_FxF, moment_F
-  for _ in range(_ITERATIONS):
+
+  def objective(theta_F: np.ndarray) -> float:
+    logit_V = offset_V + z_VxF @ theta_F
+    likelihood = count_V @ (rate_V * logit_V - np.logaddexp(0, logit_V))
+    distance_F = theta_F - settings.mean_F
+    prior = settings.ridge * distance_F @ distance_F
+    return likelihood + moment_F @ theta_F - (theta_F @ gram_FxF @ theta_F + prior) / 2
+
+  def expanded(theta_F: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     score_V = z_VxF @ theta_F
     m_V = _rate(offset_V + score_V)
     curvature_V = count_V * m_V * (1 - m_V)
     gram = gram_FxF + z_VxF.T @ (curvature_V[:, None] * z_VxF)
-    moment = moment_F + z_VxF.T @ (curvature_V * score_V + count_V * (rate_V - m_V))
-    theta_F = _solve(gram, moment, settings)
-  return gram, moment
+    return gram, moment_F + z_VxF.T @ (curvature_V * score_V + count_V * (rate_V - m_V))
+
+  theta_F = _solve(gram_FxF, moment_F, settings)
+  for _ in range(_ITERATIONS):
+    step_F, now = _solve(*expanded(theta_F), settings) - theta_F, objective(theta_F)
+    parts = (0.5**n * step_F for n in range(_HALVINGS))
+    theta_F = theta_F + next((x for x in parts if objective(theta_F + x) >= now), 0 * step_F)
+  return expanded(theta_F)
 
 
 def _solve(gram_FxF: np.ndarray, moment_F: np.ndarray, settings: Settings) -> np.ndarray:

@@ -75,9 +75,12 @@ def visits(random, count=60, features=4):
 SETTINGS = success_head.Settings(ridge=0.7, visits=20.0, memory=1e12, share=1 / 3)
 
 
-def test_the_fit_is_the_maximum_of_the_penalized_likelihood():
-  seen = visits(np.random.default_rng(0))
-  state = success_head.learn(success_head.initial(4), seen, SETTINGS)
+@pytest.mark.parametrize('mean_F', [0.0, np.array([0.0, 1.0, -2.0, 0.5])], ids=['0', 'given'])
+def test_the_fit_is_the_maximum_of_the_penalized_likelihood(mean_F):
+  seen, settings = visits(np.random.default_rng(0)), SETTINGS._replace(mean_F=mean_F)
+  state = success_head.initial(4)
+  np.testing.assert_allclose(success_head.weights(state, settings), mean_F + np.zeros(4))
+  state = success_head.learn(state, seen, settings)
   share = float(np.clip(_share(seen), 1e-3, 1))
   weight = 1 / (1 + (seen.count_V - 1) * share)
   offset = np.log(seen.expected_V / (1 - seen.expected_V))
@@ -85,10 +88,10 @@ def test_the_fit_is_the_maximum_of_the_penalized_likelihood():
   def loss(theta):
     logit = offset + seen.design_VxF @ theta
     likelihood = seen.right_V * logit - seen.count_V * np.logaddexp(0, logit)
-    return -(weight * likelihood).sum() + SETTINGS.ridge / 2 * theta @ theta
+    return -(weight * likelihood).sum() + settings.ridge / 2 * ((theta - mean_F) ** 2).sum()
 
   found = optimize.minimize(loss, np.zeros(4), method='BFGS', options=dict(gtol=1e-9)).x
-  np.testing.assert_allclose(success_head.weights(state, SETTINGS), found, atol=1e-6)
+  np.testing.assert_allclose(success_head.weights(state, settings), found, atol=1e-6)
 
 
 def _share(seen):
@@ -259,12 +262,13 @@ def test_the_odds_of_an_answer_are_a_feature_of_their_own():
 
 
 def test_prompts_without_odds_are_predicted_by_their_states_alone():
-  """Both curricula see the same visits; only one reads odds, and has none."""
-  hidden, p, _ = world()
-  kind, means = np.arange(N) % 3, []
+  """Both curricula see the same forty visits of kinds that differ; only one reads odds, and has none."""
+  hidden, p, _ = world(scale=0.3)
+  kind, means = np.arange(N) % 2, []
+  p = np.where(kind, p, p / 8)
   for tokens, states in ((0, hidden), (4, with_odds(hidden, np.full(N, np.nan)))):
-    curriculum = predictor(kind=kind, answer_tokens=tokens, ridge=1e-6)
-    watch(curriculum, states, p, np.random.default_rng(5))
+    curriculum = predictor(kind=kind, answer_tokens=tokens)
+    watch(curriculum, states, p, np.random.default_rng(5), steps=10, of=40)
     unseen = np.arange(1000, N)
     encode(curriculum, states, unseen)
     observe(curriculum, np.zeros(0, int), np.zeros(0, int))
