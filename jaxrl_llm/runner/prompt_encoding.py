@@ -68,14 +68,12 @@ def store(features: PromptFeatures, encoded: EncodedPrompts) -> None:
 
 
 def observe_wording(features: PromptFeatures, graded: GradedStep) -> None:
-  """Learns how right completions of a step word their answers, where the prior reads answers.
+  """Learns how right completions of a step word their answers.
 
-  Of those that an end token ended, without a hint, and with at most as many tokens as the prior reads.
+  Of those that an end token ended, without a hint, and with at most as many tokens as the prior reads of an answer.
   """
   batch = graded.batch
   rollout, prompts = batch.rollout, batch.prompts
-  if not features.answer_tokens:
-    return
   own_P = prompts.hint_P == 0 if prompts.hint_P is not None else np.ones(len(prompts.index_P), bool)
   right_B = (batch.correct_B > 0) & (rollout.reason_B == STOPPED)
   right_B &= (rollout.length_B > 0) & (rollout.length_B <= features.answer_tokens)

@@ -222,6 +222,18 @@ def test_answers_are_read_in_the_words_of_the_policy(odds, monkeypatch):
       assert tokens_T.shape == (6,) and tokens_T[:length].tolist() == words[:6]
 
 
+def test_answers_are_no_longer_than_completions(monkeypatch):
+  """The prior would read 20 tokens; a completion has 8."""
+  config, widths = small(), []
+  config.curriculum.prior_pooling['answer_tokens'] = 20
+  record = lambda state, prompts, answers: widths.append(answers[0].shape[1])  # noqa: E731
+  monkeypatch.setattr(programs, 'compile_encode', lambda spec: record)
+  context = built(config)
+  state = types.SimpleNamespace(_replace=lambda carried: None)
+  prompt_encoding.compile_call(context)(0, state, np.arange(P))
+  assert set(widths) == {8}
+
+
 @pytest.mark.parametrize(
   'change',
   [
