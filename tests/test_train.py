@@ -43,7 +43,6 @@ LAGS = PARTIAL | dict(mode='lag', lag_steps=3, checkpoint=dict(every=3, keep=2))
 
 # A prior that reads hidden states, with a step in flight.
 HIDDEN = dict(
-  **tiny_job.UNTAUGHT,
   steps=6,
   mode='lag',
   checkpoint=dict(every=3, keep=2),
@@ -391,7 +390,7 @@ def test_votes_and_replays_go_on_where_a_finished_run_is_continued(tmp_path):
 
 
 def test_hidden_states_of_prompts_go_on_where_a_run_is_continued(tmp_path):
-  """With a lag the pending step carries states that no curriculum has read."""
+  """With a lag the pending step carries states that no curriculum has read; the words of answers go on, too."""
   config = tiny_job.config_file(tmp_path, **HIDDEN)
   tiny_job.finish(tiny_job.start(config, tmp_path / 'whole'))
   tiny_job.finish(tiny_job.start(config, tmp_path / 'run', '--config.steps=3'))
@@ -399,6 +398,7 @@ def test_hidden_states_of_prompts_go_on_where_a_run_is_continued(tmp_path):
   rows = tiny_job.rows(tmp_path / 'whole')
   assert tiny_job.rows(tmp_path / 'run') == rows
   assert rows[-1]['curriculum/encoded'] == 1 and rows[-1]['curriculum/head_unexplained'] != 1
+  assert rows[2]['curriculum/with_odds'] == rows[-1]['curriculum/with_odds'] == 1
 
 
 def test_waiting_groups_and_their_top_ups_go_on_where_a_run_is_continued(tmp_path):

@@ -32,6 +32,7 @@ class HiddenStatePrior(NamedTuple):
         slow=np.zeros((2, self.dataset.kinds)),  # right and wrong, of which m₀ is
         encoded=np.zeros(()),  # the share of prompts with features
       )
+      | self._with_odds()
     )
 
   def prior(self, state: State, index: Index) -> np.ndarray:
@@ -65,7 +66,13 @@ class HiddenStatePrior(NamedTuple):
       design_IxF = self._design(part, expected_I)
       rate_N[part] = success_head.predict(theta_F, gain, design_IxF, expected_I)
     encoded = np.asarray(np.count_nonzero(self.features.state['known']) / self.dataset.size)
-    return learned | dict(rate=rate_N, encoded=encoded), None
+    return learned | dict(rate=rate_N, encoded=encoded) | self._with_odds(), None
+
+  def _with_odds(self) -> State:
+    """The share of the last encoded prompts whose answer has odds, where these are read."""
+    if not self.features.answer_tokens:
+      return {}
+    return dict(with_odds=np.asarray(self.features.with_odds()))
 
   def _visits(self, state: State, evidence: StepEvidence) -> success_head.Visits:
     index_V, k_V, n_V = evidence.index_V, evidence.right_V, evidence.count_V

@@ -92,6 +92,11 @@ class PromptFeatures:
     """Learns the words from right completions of a step that an end token ended."""
     self.state['wordings'] = answer_wording.updated(self.state['wordings'], groups)
 
+  def with_odds(self) -> float:
+    """The share of the prompts of the last `put` whose answer has odds."""
+    odds = self._parts(self.state['values'][self.latest])[1]
+    return float(np.isfinite(odds).mean()) if odds.size else 0.0
+
   def newest(self, free_N: np.ndarray, slots: int) -> np.ndarray:
     """bool [N]: the free prompts of the last `put` besides the step's own; all free ones where these are too few."""
     newest_N = np.zeros_like(free_N)

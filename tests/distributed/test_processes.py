@@ -110,17 +110,19 @@ def test_two_processes_replay_the_same_groups(tmp_path):
 
 
 def test_two_processes_predict_the_same_from_hidden_states(tmp_path):
-  """Each process encodes its rows and their answers, and all store the states of all."""
+  """Each process encodes its rows and their answers in the same words, and all store the states of all."""
   pooling = dict(fn='hidden_state', dimensions=3, multiple=1, answer_tokens=4)
-  config = tiny_job.config_file(
-    tmp_path, **JOB | dict(steps=4, curriculum=dict(prior_pooling=pooling))
-  )
+  taught = dict(sft=tiny_job.CONFIG['sft'], rewards=None)
+  job = JOB | taught | dict(steps=4, curriculum=dict(prior_pooling=pooling))
+  config = tiny_job.config_file(tmp_path, **job)
   tiny_job.finish(tiny_job.start(config, tmp_path / 'one'))
   flags = '--config.mesh.fsdp=2', '--config.processes.same_every=1'
   for process in start_all(config, tmp_path / 'two', *flags):
     tiny_job.finish(process)
   runs = [tiny_job.rows(tmp_path / name) for name in ('one', 'two')]
-  assert all(rows[-1]['curriculum/encoded'] == 1 for rows in runs)
+  for rows in runs:
+    assert rows[-1]['curriculum/encoded'] == 1
+    assert [row['curriculum/with_odds'] for row in rows] == [0, 1, 1, 1]
   chosen = [(tmp_path / name / 'choices.jsonl').read_text() for name in ('one', 'two')]
   first = [[json.loads(line)['prompt'] for line in text.splitlines()] for text in chosen]
   assert first[0] == first[1]
