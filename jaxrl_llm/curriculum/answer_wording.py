@@ -34,7 +34,7 @@ def none() -> np.ndarray:
 
 
 def commonest(record: np.ndarray) -> Wording | None:
-  """The wording of largest weight; None unless more than one prompt was answered in it."""
+  """The wording of largest weight; None unless that is more than one prompt gives it in one step."""
   weights = _unpacked(record)
   wording = max(weights, key=weights.__getitem__, default=None)
   return wording if wording is not None and weights[wording] > 1 else None

@@ -38,7 +38,7 @@ class PromptFeatures:
       center=np.zeros(0, np.float32),  # [D], empty until the projection is fitted
       basis=np.zeros((0, dimensions), np.float32),  # [D, K]
       newest=np.zeros(0, np.int64),  # prompts of the last `put`, without the step's own
-      wordings=answer_wording.none(),  # of right completions; empty where answers are not read
+      wordings=answer_wording.none(),  # of right completions; none where answers are not read
     )
 
   @property

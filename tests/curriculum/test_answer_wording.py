@@ -18,7 +18,7 @@ def after(*steps):
 
 
 def test_words_of_one_prompt_are_not_everybodys():
-  """Nor are they after further steps with the same prompt's weight; a second prompt makes them known."""
+  """A prompt of the next step that is answered in them makes them known, unless it has other words, too."""
   one = ('7', ['It is 7.'] * 8)
   assert after() is after([]) is after([('7', [])]) is after([one]) is None
   assert after([one], [('8', ['It is 8.'])]) == ('It is ', '.')
