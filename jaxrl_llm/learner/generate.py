@@ -164,7 +164,9 @@ def encode_prompts(
 def _last_hidden(spec: StepSpec, params: Params, prompts: Prompts, answers: None) -> jax.Array:
   del answers
   model, dtype = spec.model.config, spec.model.dtype
-  hidden_PxD = shared_prompt_forward.last_hidden(model, params, prompts, dtype=dtype)
+  _, hidden_PxD = shared_prompt_forward.prefill(
+    model, params, prompts, dtype, spec.layout.prefix_tokens
+  )
   return hidden_PxD.astype(jnp.float32)
 
 
@@ -172,7 +174,9 @@ def _with_odds(
   spec: StepSpec, params: Params, prompts: Prompts, answers: KnownAnswers
 ) -> jax.Array:
   model, dtype, (answer_PxT, length_P) = spec.model.config, spec.model.dtype, answers
-  hidden_PxTxD = shared_prompt_forward.hidden(model, params, prompts, answer_PxT, dtype=dtype)
+  hidden_PxTxD = shared_prompt_forward.hidden(
+    model, params, prompts, answer_PxT, dtype=dtype, prefix_tokens=spec.layout.prefix_tokens
+  )
   logp_PxT, _ = logprob.token_logp(
     model,
     params,

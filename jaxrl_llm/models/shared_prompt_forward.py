@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.models import decoder
+from jaxrl_llm.models import attention, decoder
 from jaxrl_llm.models.decoder import Attend
 from jaxrl_llm.types import JsonObject, ModelConfig, Params, Prompts
 
@@ -23,17 +23,18 @@ def hidden(
   gather: Callable[[Params], Params] | None = None,
   expert_BxTxNxk: jax.Array | None = None,
   attend: Attend | None = None,
+  prefix_tokens: int = 0,
 ) -> jax.Array:
   """The hidden state [B, T, D] that predicts each token; row b belongs to prompt b // (B / P).
 
   The prompt's last hidden state predicts token 0 of all its rows; the completion's own hidden
   states predict the rest. `gather` and `attend` are those of `decoder.apply`. `expert` fixes the experts of completion
-  tokens; prompt tokens are routed.
+  tokens; prompt tokens are routed. `prefix_tokens`: as of `prefill`.
   """
   options: JsonObject = dict(dtype=dtype, remat=remat, gather=gather, attend=attend)
   P = len(prompts.length_P)
   B, T = tokens_BxT.shape
-  last_Px1xD, cache, mask_PxL = _encode(model, params, prompts, options)
+  last_Px1xD, cache, mask_PxL = _encode(model, params, prompts, options, prefix_tokens)
   if T == 1:
     return jnp.repeat(last_Px1xD, B // P, axis=0)
   start_Bx1 = jnp.repeat(prompts.length_P, B // P)[:, None]
@@ -50,28 +51,40 @@ def hidden(
   return jnp.concatenate([jnp.repeat(last_Px1xD, B // P, axis=0), hidden_BxT1xD], axis=1)
 
 
-def last_hidden(model: ModelConfig, params: Params, prompts: Prompts, *, dtype: str) -> jax.Array:
-  """The hidden state [P, D] of each prompt's last token, after the final norm."""
-  return _encode(model, params, prompts, dict(dtype=dtype))[0][:, 0]
+def prefill(
+  model: ModelConfig, params: Params, prompts: Prompts, dtype: str, prefix_tokens: int = 0
+) -> tuple[decoder.Cache, jax.Array]:
+  """The prompts' cache, arrays [P, K, L, d] of each layer, and the hidden state [P, D] of each prompt's last token.
+
+  The first `prefix_tokens` tokens, which must be the same in all prompts and less than any prompt, are encoded once.
+  """
+  last_Px1xD, cache, _ = _encode(model, params, prompts, dict(dtype=dtype), prefix_tokens)
+  return cache, last_Px1xD[:, 0]
 
 
 def _encode(
-  model: ModelConfig, params: Params, prompts: Prompts, options: JsonObject
+  model: ModelConfig, params: Params, prompts: Prompts, options: JsonObject, prefix_tokens: int
 ) -> tuple[jax.Array, decoder.Cache, jax.Array]:
   """The hidden state [P, 1, D] of the last token of each prompt, their cache, and the mask [P, L] of their tokens."""
   P, L = prompts.tokens_PxL.shape
   positions_PxL = jnp.broadcast_to(jnp.arange(L), (P, L))
   mask_PxL = positions_PxL < prompts.length_P[:, None]
-  causal_PxLxL = decoder.causal(mask_PxL)
-  hidden_PxLxD, cache, _ = decoder.apply(
+  first_1xF = prompts.tokens_PxL[:1, :prefix_tokens]
+  prefix = decoder.encode_prefix(model, params, first_1xF, options['dtype'])
+  hidden_PxNxD, cache, _ = decoder.apply(
     model,
     params,
-    prompts.tokens_PxL,
-    positions_PxL,
-    causal_PxLxL,
+    prompts.tokens_PxL[:, prefix_tokens:],
+    positions_PxL[:, prefix_tokens:],
+    decoder.causal(mask_PxL[:, prefix_tokens:]),
+    shared=prefix,
     **options,
   )
-  last_Px1xD = jnp.take_along_axis(
-    hidden_PxLxD, jnp.maximum(prompts.length_P - 1, 0)[:, None, None], axis=1
-  )
+  if prefix is not None:
+    repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (P, *x.shape[1:])), prefix[0])
+    # States behind the prefix went on behind it.
+    extend = lambda kv, before: jax.tree.map(lambda *x: jnp.concatenate(x, axis=2), before, kv)  # noqa: E731
+    cache = attention.map_columns(extend, cache, repeated)
+  last_P = jnp.maximum(prompts.length_P - (1 + prefix_tokens), 0)
+  last_Px1xD = jnp.take_along_axis(hidden_PxNxD, last_P[:, None, None], axis=1)
   return last_Px1xD, cache, mask_PxL

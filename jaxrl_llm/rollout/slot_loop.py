@@ -8,7 +8,7 @@ from typing import cast
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.models import attention, decoder, moe
+from jaxrl_llm.models import attention, decoder, moe, shared_prompt_forward
 from jaxrl_llm.rollout import early_exit, exit_signals, queue_order, sampling
 from jaxrl_llm.rollout.decode_records import DecodeInputs, DecodeSettings, LoopConstants, LoopState
 from jaxrl_llm.types import (
@@ -17,8 +17,6 @@ from jaxrl_llm.types import (
   UNFINISHED,
   Array,
   ModelConfig,
-  Params,
-  Prompts,
   Rollout,
 )
 
@@ -34,7 +32,9 @@ def prepare(
   """Everything before a loop: its constants, each row with its first token, and the logits [P, V] of that token."""
   prompts = jax.tree.map(jnp.asarray, inputs.prompts)
   B, T = prompts.tokens_PxL.shape[0] * settings.rollouts, settings.max_tokens
-  cache, hidden_PxD = prefill(model, inputs.params, prompts, settings.dtype, inputs.prefix_tokens)
+  cache, hidden_PxD = shared_prompt_forward.prefill(
+    model, inputs.params, prompts, settings.dtype, inputs.prefix_tokens
+  )
   logits_PxV = decoder.head(model, inputs.params, hidden_PxD, settings.dtype)
   rollout = jax.tree.map(jnp.asarray, inputs.continued)
   if rollout is None:
@@ -69,35 +69,6 @@ def packed(cache: decoder.Cache, dtype: str) -> decoder.Cache:
   """The cache of a forward pass in its storage format."""
   pack = lambda layer: jax.tree.map(lambda x: attention.pack_cache(x, dtype), layer)  # noqa: E731
   return attention.map_columns(pack, cache)
-
-
-def prefill(
-  model: ModelConfig, params: Params, prompts: Prompts, dtype: str, prefix_tokens: int = 0
-) -> tuple[decoder.Cache, jax.Array]:
-  """The prompts' cache, arrays [P, K, L, d] of each layer, and the hidden state [P, D] of each prompt's last token.
-
-  The first `prefix_tokens` tokens, which must be the same in all prompts and less than any prompt, are encoded once.
-  """
-  P, L = prompts.tokens_PxL.shape
-  positions_PxN = jnp.broadcast_to(jnp.arange(prefix_tokens, L), (P, L - prefix_tokens))
-  prefix = decoder.encode_prefix(model, params, prompts.tokens_PxL[:1, :prefix_tokens], dtype)
-  hidden_PxNxD, cache, _ = decoder.apply(
-    model,
-    params,
-    prompts.tokens_PxL[:, prefix_tokens:],
-    positions_PxN,
-    decoder.causal(positions_PxN < prompts.length_P[:, None]),
-    shared=prefix,
-    dtype=dtype,
-  )
-  if prefix is not None:
-    repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (P, *x.shape[1:])), prefix[0])
-    # States behind the prefix went on behind it.
-    extend = lambda kv, before: jax.tree.map(lambda *x: jnp.concatenate(x, axis=2), before, kv)  # noqa: E731
-    cache = attention.map_columns(extend, cache, repeated)
-  last_P = jnp.maximum(prompts.length_P - (1 + prefix_tokens), 0)
-  last_Px1xD = jnp.take_along_axis(hidden_PxNxD, last_P[:, None, None], axis=1)
-  return cache, last_Px1xD[:, 0]
 
 
 def start_loop(

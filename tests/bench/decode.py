@@ -25,8 +25,8 @@ import transformers
 
 from jaxrl_llm import models
 from jaxrl_llm.config import loading as configs
-from jaxrl_llm.models import decoder, default_model
-from jaxrl_llm.rollout import ring_decode, slot_loop
+from jaxrl_llm.models import decoder, default_model, shared_prompt_forward
+from jaxrl_llm.rollout import ring_decode
 from jaxrl_llm.rollout.decode_records import DecodeInputs
 from jaxrl_llm.types import Prompts
 from tests.bench.lib import smoke
@@ -84,7 +84,7 @@ def prefill(model, tokens_BxL) -> float:
 
   @jax.jit
   def fn(params):
-    cache, last_BxD = slot_loop.prefill(model.config, params, prompts, 'float32')
+    cache, last_BxD = shared_prompt_forward.prefill(model.config, params, prompts, 'float32')
     return cache, decoder.head(model.config, params, last_BxD)
 
   times = []

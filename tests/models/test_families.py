@@ -875,7 +875,7 @@ def greedy(config, params, tokens_BxL, length_B, T):
   start = length_B.astype(np.int32)
   prompts = Prompts(tokens_BxL, start, *[np.arange(B, dtype=np.int32)] * 3)
   prompt_cache, last = jax.jit(
-    lambda params: slot_loop.prefill(config, params, prompts, 'float32')
+    lambda params: shared_prompt_forward.prefill(config, params, prompts, 'float32')
   )(params)
   own = slot_loop.empty_cache(config, B, [T] * config.layers, 'float32')
   own = attention.start_rows(own, prompt_cache, np.arange(B), 1, np.ones(B, bool))

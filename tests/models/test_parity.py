@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import models
-from jaxrl_llm.models import decoder, huggingface, tensor_layout
-from jaxrl_llm.rollout import slot_loop
+from jaxrl_llm.models import decoder, huggingface, shared_prompt_forward, tensor_layout
 from jaxrl_llm.types import Prompts
 
 torch = pytest.importorskip('torch')
@@ -145,7 +144,7 @@ def test_decoding_with_a_cache_equals_the_full_pass_of_transformers(case, tmp_pa
   start, T = np.array([30, 4, 1, 20]), 6
   prompts = Prompts(tokens[:, :32], start.astype(np.int32), *[np.arange(4, dtype=np.int32)] * 3)
   forced = np.random.default_rng(1).integers(0, 97, (4, T)).astype(np.int32)
-  prompt_cache, last = slot_loop.prefill(config, params, prompts, 'float32')
+  prompt_cache, last = shared_prompt_forward.prefill(config, params, prompts, 'float32')
   own = [(jnp.zeros((4, config.kv_heads, T, config.head_dim)),) * 2 for _ in range(config.layers)]
   real = np.arange(32)[None] < start[:, None]
 

@@ -20,7 +20,7 @@ from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import empty_records
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.spec_from_config import make_spec
-from jaxrl_llm.models import attention, decoder
+from jaxrl_llm.models import attention, decoder, shared_prompt_forward
 from jaxrl_llm.profiling import hlo
 from jaxrl_llm.rollout import carried_kv, queue_order, ring_decode, slot_loop
 from jaxrl_llm.rollout.decode_records import DecodeInputs
@@ -189,7 +189,7 @@ def teacher_forced(weights, rollout):
   The weights that sampled a token computed the keys of the token before it, and later weights attend to these.
   """
   prompts = jax.tree.map(jnp.asarray, make_prompts())
-  read = [slot_loop.prefill(MODEL, w, prompts, 'float32') for w in weights]
+  read = [shared_prompt_forward.prefill(MODEL, w, prompts, 'float32') for w in weights]
   logits = [decoder.head(MODEL, w, last) for w, (_, last) in zip(weights, read, strict=True)]
   finished = [np.repeat(jax.nn.log_softmax(x), G, axis=0) for x in logits]
   cache = [(np.zeros((B, 2, T, 8), np.float32),) * 2 for _ in range(MODEL.layers)]

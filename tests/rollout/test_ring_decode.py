@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models import decoder
-from jaxrl_llm.rollout import ring_decode, slot_loop
+from jaxrl_llm.models import decoder, shared_prompt_forward
+from jaxrl_llm.rollout import ring_decode
 from jaxrl_llm.rollout.decode_records import DecodeInputs
 from jaxrl_llm.types import STOPPED, TRUNCATED, ModelConfig, Prompts
 
@@ -129,7 +129,7 @@ def test_a_shared_prompt_is_a_repeated_prompt(params):
   prompts = make_prompts()
   r = np.random.default_rng(3)
   tokens_BxT = r.integers(0, 40, (4 * G, T)).astype(np.int32)
-  cache, _ = slot_loop.prefill(MODEL, params, prompts, 'float32')
+  cache, _ = shared_prompt_forward.prefill(MODEL, params, prompts, 'float32')
   mask_PxL = np.arange(L)[None] < prompts.length_P[:, None]
   start_Bx1 = np.repeat(prompts.length_P, G)[:, None]
   own = np.broadcast_to(np.tril(np.ones((T, T), bool)), (4 * G, T, T))

@@ -48,7 +48,7 @@ def test_features_are_those_of_the_last_hidden_state_of_transformers(tmp_path):
   random = np.random.default_rng(0)
   rows = [random.integers(1, 97, n) for n in (3, 12, 7, 1, 9, 12, 5, 2)]
   right = prompts_of(rows)
-  hidden = shared_prompt_forward.last_hidden(config, params, right, dtype='float32')
+  _, hidden = shared_prompt_forward.prefill(config, params, right, 'float32')
   left = torch.tensor(np.stack([np.roll(t, L - n) for t, n in zip(*right[:2], strict=True)]))
   mask = torch.arange(L)[None] >= L - torch.tensor(right.length_P)[:, None]
   with torch.no_grad():
@@ -111,8 +111,8 @@ def test_a_step_encodes_its_own_prompts_first_and_all_of_them_alone(run):
   dtype, table = context.spec.model.dtype, context.tables.train
   for row in (0, 2, 17):
     alone = table.prompts(encoded.index_M[row : row + 1])
-    expected = shared_prompt_forward.last_hidden(
-      context.spec.model.config, state.params, alone, dtype=dtype
+    _, expected = shared_prompt_forward.prefill(
+      context.spec.model.config, state.params, alone, dtype
     )
     np.testing.assert_allclose(hidden_MxD[row], np.float32(expected[0]), atol=3e-2)  # bfloat16
 
@@ -173,6 +173,35 @@ def test_the_states_beside_odds_are_those_of_the_prompts(odds, run):
     for _, state, encode in (odds, run)
   ]
   np.testing.assert_allclose(hidden[0][:, :-1], hidden[1], atol=3e-2)  # bfloat16
+
+
+@pytest.fixture(scope='module')
+def alike():
+  """The policy, table and encoding programs, with and without a prefix, where all prompts begin alike."""
+  config = small(prompt_tokens=24)
+  config.data.template = 'Please repeat {question}'
+  context = built(config)
+  spec, state = context.spec, train_state.init_state(context.spec, context.models.policy.params)
+  assert spec.layout.prefix_tokens >= 14
+  whole = spec._replace(layout=spec.layout._replace(prefix_tokens=0))
+  encode = [programs.compile_encode(x) for x in (spec, whole)]
+  return context, state._replace(carried=()), encode
+
+
+@pytest.mark.parametrize('has_answers', [False, True])
+def test_a_common_beginning_of_prompts_is_encoded_once(alike, has_answers):
+  """With the same states and odds, in fewer operations."""
+  context, state, encode = alike
+  table, answers = context.tables.train, None
+  if has_answers:
+    answers = data.known_answers(table.rows[:P], context.models.policy.tokenizer, 6)
+  prompts = table.prompts(range(P))
+  assert len(set(prompts.length_P)) > 1
+  found, expected = (np.asarray(fn(state, prompts, answers)) for fn in encode)
+  np.testing.assert_allclose(found, expected, atol=3e-2)  # bfloat16
+  lowered = [fn.lower(state, prompts, answers) for fn in encode]
+  flops = [x.compile().cost_analysis()['flops'] for x in lowered]
+  assert flops[0] < 0.7 * flops[1]
 
 
 def test_an_empty_answer_has_no_odds(odds):
