@@ -1,6 +1,8 @@
-"""The words around the answer in right completions of the policy, as in 'The answer is 5.'
+"""The words around the answer in right completions of the policy, as in 'The answer is 5.' or '2 + 3 = 5'.
 
-The odds of a known answer alone say little of a policy that writes it within a sentence; those of the sentence do.
+The odds of a known answer alone say little of a policy that writes it within a sentence; those of the sentence do. A
+sentence may repeat a part of its question, which is what is left of the question without as many characters at both
+ends as elsewhere: '2 + 3' of 'Calculate 2 + 3.' is all but the first ten and the last one.
 """
 
 from __future__ import annotations
@@ -13,55 +15,112 @@ import numpy as np
 
 _KEEP = 0.9  # the weight of a step's wordings in the next step
 _MOST = 16  # wordings that are kept
+_SHORTEST = 3  # characters of a question that are a repeated part of it
 
-Group = tuple[str, Sequence[str]]  # a known answer and right completions of its prompt
+
+class Group(NamedTuple):
+  """Right completions of a prompt; '' for one whose words are not to be others'."""
+
+  question: str
+  answer: str
+  texts: Sequence[str]
+
+
+class Lead(NamedTuple):
+  """The text before an answer: `before`, a part of the question, and `between`."""
+
+  before: str
+  part: tuple[int, int] | None = None  # characters of the question before and after the part
+  between: str = ''
+
+  def text(self, question: str) -> str:
+    """The text before the answer to a question."""
+    if self.part is None:
+      return self.before
+    first, rest = self.part
+    return self.before + question[first : max(len(question) - rest, first)] + self.between
 
 
 class Wording(NamedTuple):
-  """A completion is `before`, the answer and `after`."""
+  """A completion is `lead`, the answer and `after`."""
 
-  before: str
+  lead: Lead
   after: str
 
-  def phrase(self, answer: str) -> str:
+  def phrase(self, question: str, answer: str) -> str:
     """The answer in these words."""
-    return self.before + answer + self.after
+    return self.lead.text(question) + answer + self.after
+
+
+class _Record(NamedTuple):
+  weights: dict[Wording, float]
+  total: float  # weight of all right completions, in whatever words
 
 
 def none() -> np.ndarray:
   """The record of no wording: uint8, as JSON, which a checkpoint holds."""
-  return _packed({})
+  return _packed(_Record({}, 0.0))
 
 
 def commonest(record: np.ndarray) -> Wording | None:
-  """The wording of largest weight; None unless that is more than one prompt gives it in one step."""
-  weights = _unpacked(record)
-  wording = max(weights, key=weights.__getitem__, default=None)
-  return wording if wording is not None and weights[wording] > 1 else None
+  """The wording of largest weight among those of the commonest lead.
+
+  None unless that lead has more weight than one prompt in one step, and more than half of all: in words of few right
+  completions the choice of prompts would teach these words.
+  """
+  weights, total = _unpacked(record)
+  leads: dict[Lead, float] = {}
+  for (lead, _), weight in weights.items():
+    leads[lead] = leads.get(lead, 0.0) + weight
+  # Where the same characters of all questions stand in a sentence by chance, it repeats nothing.
+  best = max(leads, key=lambda x: (leads[x], x.part is None), default=None)
+  if best is None or leads[best] <= max(1.0, total / 2):
+    return None
+  return max((x for x in weights if x.lead == best), key=weights.__getitem__)
 
 
 def updated(record: np.ndarray, groups: Iterable[Group]) -> np.ndarray:
   """The record after a step.
 
   A prompt has weight 1, in equal shares of its right completions, so that words of one question do not become
-  everybody's. A completion that does not hold its answer literally has none.
+  everybody's. A completion that does not hold its answer literally has no words; one that repeats a part of its
+  question counts for the words with and without it.
   """
-  weights = {wording: _KEEP * weight for wording, weight in _unpacked(record).items()}
-  for answer, texts in groups:
+  weights, total = _unpacked(record)
+  weights, total = {wording: _KEEP * weight for wording, weight in weights.items()}, _KEEP * total
+  for question, answer, texts in groups:
+    total += bool(texts)
     for text in texts:
       before, held, after = text.rpartition(answer) if answer else ('', '', '')
-      if held:
-        wording = Wording(before, after)
+      for lead in _leads(question, before) if held else ():
+        wording = Wording(lead, after)
         weights[wording] = weights.get(wording, 0.0) + 1 / len(texts)
   heaviest = sorted(weights, key=weights.__getitem__, reverse=True)[:_MOST]
-  return _packed({wording: weights[wording] for wording in heaviest})
+  return _packed(_Record({wording: weights[wording] for wording in heaviest}, total))
 
 
-def _packed(weights: dict[Wording, float]) -> np.ndarray:
-  text = json.dumps([[*wording, weight] for wording, weight in weights.items()])
-  return np.frombuffer(text.encode(), np.uint8)
+def _leads(question: str, before: str) -> list[Lead]:
+  """The text as it stands and, if it repeats characters of the question, with the longest such part."""
+  start = size = 0
+  for end in range(1, len(before) + 1):
+    if before[end - size - 1 : end] in question:  # one more than the longest so far
+      start, size = end - size - 1, size + 1
+  if size < _SHORTEST:
+    return [Lead(before)]
+  first = question.index(before[start : start + size])
+  part = first, len(question) - first - size
+  return [Lead(before), Lead(before[:start], part, before[start + size :])]
 
 
-def _unpacked(record: np.ndarray) -> dict[Wording, float]:
-  rows = json.loads(record.tobytes().decode())
-  return {Wording(before, after): weight for before, after, weight in rows}
+def _packed(record: _Record) -> np.ndarray:
+  rows = [[*lead, after, weight] for (lead, after), weight in record.weights.items()]
+  return np.frombuffer(json.dumps([record.total, rows]).encode(), np.uint8)
+
+
+def _unpacked(record: np.ndarray) -> _Record:
+  total, rows = json.loads(record.tobytes().decode())
+  weights = {
+    Wording(Lead(before, part and tuple(part), between), after): weight
+    for before, part, between, after, weight in rows
+  }
+  return _Record(weights, total)

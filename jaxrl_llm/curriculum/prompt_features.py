@@ -83,13 +83,13 @@ class PromptFeatures:
     self.state['newest'] = np.setdiff1d(index_M[own:], index_M[:own])
 
   @property
-  def phrase(self) -> Callable[[str], str]:
-    """answer → the text that gives it in the words of right completions; '' as long as these are unknown."""
+  def phrase(self) -> Callable[[str, str], str]:
+    """(question, answer) → the answer in the words of right completions; '' as long as these are unknown."""
     wording = answer_wording.commonest(self.state['wordings'])
-    return wording.phrase if wording is not None else lambda answer: ''
+    return wording.phrase if wording is not None else lambda question, answer: ''
 
   def observe(self, groups: Iterable[answer_wording.Group]) -> None:
-    """Learns the words from right completions of a step that an end token ended."""
+    """Learns the words from right completions of a step."""
     self.state['wordings'] = answer_wording.updated(self.state['wordings'], groups)
 
   def with_odds(self) -> float:

@@ -63,13 +63,14 @@ def known_answers(
   rows: Sequence[Row],
   tokenizer: Tokenizer,
   answer_tokens: int,
-  phrase: Callable[[str], str] = str,
+  phrase: Callable[[str, str], str] = lambda question, answer: answer,
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns (tokens_PxT, length_P): each row's answer and an end token, cut at `answer_tokens`, right-padded with 0.
 
-  `phrase`: answer → the text that gives it, or ''. A row without an answer, or without such a text, has length 0.
+  `phrase`: (question, answer) → the text that gives it, or ''. A row without an answer, or without such a text, has
+  length 0.
   """
-  texts = [phrase(row.answer) if row.answer else '' for row in rows]
+  texts = [phrase(row.question, row.answer) if row.answer else '' for row in rows]
   ids = [_completion(text, tokenizer)[:answer_tokens] if text else _NO_TOKENS for text in texts]
   return pad_rows(ids, answer_tokens)
 

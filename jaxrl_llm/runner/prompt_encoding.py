@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxrl_llm import data
+from jaxrl_llm.curriculum import answer_wording
 from jaxrl_llm.curriculum.prompt_features import PromptFeatures
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.runner.context import EncodedPrompts, RunContext
@@ -36,7 +37,7 @@ def compile_call(context: RunContext) -> Encode | None:
     hidden = tuple(encoded(state, table.prompts(part, born=step), phrase) for part in parts)
     return EncodedPrompts(index_M, hidden)
 
-  def encoded(state: TrainState, prompts: Prompts, phrase: Callable[[str], str]) -> Array:
+  def encoded(state: TrainState, prompts: Prompts, phrase: Callable[[str, str], str]) -> Array:
     answers = None
     if answer_tokens:
       answers = data.known_answers(table.rows_of(prompts), tokenizer, answer_tokens, phrase)
@@ -68,17 +69,19 @@ def store(features: PromptFeatures, encoded: EncodedPrompts) -> None:
 
 
 def observe_wording(features: PromptFeatures, graded: GradedStep) -> None:
-  """Learns how right completions of a step word their answers.
+  """Learns how right completions of a step without a hint word their answers.
 
-  Of those that an end token ended, without a hint, and with at most as many tokens as the prior reads of an answer.
+  Words are those of completions that an end token ended, with at most as many tokens as the prior reads of an answer.
   """
   batch = graded.batch
   rollout, prompts = batch.rollout, batch.prompts
   own_P = prompts.hint_P == 0 if prompts.hint_P is not None else np.ones(len(prompts.index_P), bool)
-  right_B = (batch.correct_B > 0) & (rollout.reason_B == STOPPED)
-  right_B &= (rollout.length_B > 0) & (rollout.length_B <= features.answer_tokens)
+  right_B, length_B = (batch.correct_B > 0) & (rollout.length_B > 0), rollout.length_B
+  whole_B = (rollout.reason_B == STOPPED) & (length_B <= features.answer_tokens)
   groups, G = [], len(right_B) // len(own_P)
   for first in np.flatnonzero(own_P) * G:
-    texts = [graded.scores.texts[b] for b in first + np.flatnonzero(right_B[first : first + G])]
-    groups.append((graded.rows[first].answer, texts))
+    right = first + np.flatnonzero(right_B[first : first + G])
+    texts = [graded.scores.texts[b] if whole_B[b] else '' for b in right]
+    row = graded.rows[first]
+    groups.append(answer_wording.Group(row.question, row.answer, texts))
   features.observe(groups)

@@ -65,7 +65,9 @@ def measured(config, prompts: int, samples: int) -> dict[str, np.ndarray]:
   records = [record for record in records if record['kind'] == 'sampled']
   score_MxN = np.array([record['score'] for record in records])
   right_MxN = score_MxN >= config.rewards.right
-  wording = words(part.rows, records, right_MxN) or answer_wording.Wording('', '')
+  wording = words(part.rows, records, right_MxN) or answer_wording.Wording(
+    answer_wording.Lead(''), ''
+  )
   encode, block = programs.compile_encode(spec), spec.layout.prompts
   at = np.arange(-(-prompts // block) * block).reshape(-1, block) % prompts
   states, length = [], min(ANSWER, config.completion_tokens)
@@ -79,7 +81,11 @@ def measured(config, prompts: int, samples: int) -> dict[str, np.ndarray]:
 def words(rows, records, right_MxN: np.ndarray) -> answer_wording.Wording | None:
   """How the right samples of the first quarter, of which nothing is predicted, word their answers."""
   groups = [
-    (row.answer, [text for text, right in zip(record['output'], right_N, strict=True) if right])
+    answer_wording.Group(
+      row.question,
+      row.answer,
+      [text for text, right in zip(record['output'], right_N, strict=True) if right],
+    )
     for row, record, right_N in zip(rows, records, right_MxN, strict=True)
   ]
   record = answer_wording.updated(answer_wording.none(), groups[: len(groups) // 4])

@@ -88,6 +88,12 @@ def built(config):
   return setup.build_context(config, sharding.make_mesh(config.mesh, jax.devices()[:1]))
 
 
+def groups(*texts):
+  """Right completions of one prompt each, whose answer is a digit."""
+  digit = lambda text: next(filter(str.isdigit, text))  # noqa: E731
+  return [answer_wording.Group('', digit(text), [text]) for text in texts]
+
+
 def started(config):
   """A context, its initial state and its program, of which every test makes curricula of its own."""
   context = built(config)
@@ -123,7 +129,7 @@ def odds():
   config = small()
   config.curriculum.prior_pooling['answer_tokens'] = 6
   context, *others = started(config)
-  context.selection.curriculum.features.observe([('7', ['7']), ('8', ['8'])])
+  context.selection.curriculum.features.observe(groups('7', '8'))
   return context, *others
 
 
@@ -241,7 +247,7 @@ def test_answers_are_read_in_the_words_of_the_policy(odds, monkeypatch):
 
   monkeypatch.setattr(programs, 'compile_encode', lambda spec: record)
   monkeypatch.setitem(features.state, 'wordings', answer_wording.none())
-  features.observe([('7', ['= 7.']), ('9', ['= 9.'])])
+  features.observe(groups('= 7.', '= 9.'))
   prompt_encoding.compile_call(context)(0, state, np.arange(P))
   tokenizer, rows = context.models.policy.tokenizer, context.tables.train.rows
   assert len(seen) > 1
@@ -263,39 +269,63 @@ def test_answers_are_no_longer_than_completions(monkeypatch):
   assert set(widths) == {8}
 
 
+def observed(context, questions=('q',) * 2, text='so 42', **changes):
+  """Features after a step of groups of four right completions that end."""
+  features, B = PromptFeatures(8, 2, 1, 0, answer_tokens=6), 4 * len(questions)
+  rows = [Row(str(b), questions[b // 4], (), '42', 's', {}) for b in range(B)]
+  values = dict(
+    correct_B=np.ones(B, np.float32),
+    reason_B=np.full(B, STOPPED, np.int8),
+    length_B=np.full(B, 6, np.int32),
+    hint_P=np.zeros(len(questions), np.int32),
+  )
+  values |= {name: np.asarray(value, values[name].dtype) for name, value in changes.items()}
+  prompts = context.tables.train.prompts(range(len(questions)))
+  prompts = prompts._replace(hint_P=values.pop('hint_P'))
+  correct_B = values.pop('correct_B')
+  empty = Rollout(*[None] * len(Rollout._fields))
+  batch = Batch(prompts, empty._replace(**values), correct_B, correct_B)
+  scores = types.SimpleNamespace(texts=[text.format(row.question[1:]) for row in rows])
+  graded = types.SimpleNamespace(batch=batch, rows=rows, scores=scores)
+  prompt_encoding.observe_wording(features, graded)
+  return features
+
+
 @pytest.mark.parametrize(
   'change',
   [
     {},
-    dict(correct_B=np.zeros(8, np.float32)),
-    dict(reason_B=np.full(8, TRUNCATED, np.int8)),
-    dict(length_B=np.full(8, 7, np.int32)),
-    dict(length_B=np.zeros(8, np.int32)),
-    dict(hint_P=np.array([1, 1], np.int32)),
+    dict(correct_B=[0] * 8),
+    dict(reason_B=[TRUNCATED] * 8),
+    dict(length_B=[7] * 8),
+    dict(length_B=[0] * 8),
+    dict(hint_P=[1, 1]),
   ],
   ids=['all', 'wrong', 'cut', 'longer than is read', 'absent', 'hinted'],
 )
 def test_words_are_those_of_whole_right_completions(odds, change):
-  """Two groups of four that say 'so'."""
-  context = odds[0]
-  features = PromptFeatures(8, 2, 1, 0, answer_tokens=6)
-  rows = [Row(str(b), 'q', (), '42', 's', {}) for b in range(8)]
-  texts = ['so 42'] * 8
-  values = dict(
-    correct_B=np.ones(8, np.float32),
-    reason_B=np.full(8, STOPPED, np.int8),
-    length_B=np.full(8, 6, np.int32),
-    hint_P=np.zeros(2, np.int32),
-  )
-  values |= change
-  prompts = context.tables.train.prompts([0, 1])._replace(hint_P=values.pop('hint_P'))
-  correct_B = values.pop('correct_B')
-  empty = Rollout(*[None] * len(Rollout._fields))
-  batch = Batch(prompts, empty._replace(**values), correct_B, correct_B)
-  scores = types.SimpleNamespace(texts=texts)
-  graded = types.SimpleNamespace(batch=batch, rows=rows, scores=scores)
-  prompt_encoding.observe_wording(features, graded)
-  assert features.phrase('1') == ('' if change else 'so 1')
+  assert observed(odds[0], **change).phrase('q', '1') == ('' if change else 'so 1')
+
+
+@pytest.mark.parametrize(
+  'change, known',
+  [
+    (dict(reason_B=[STOPPED] * 8 + [TRUNCATED] * 8), False),
+    (dict(length_B=[6] * 8 + [7] * 8), False),
+    (dict(correct_B=[1] * 8 + [0] * 8), True),
+    (dict(length_B=[6] * 8 + [0] * 8), True),
+    (dict(hint_P=[0, 0, 1, 1]), True),
+  ],
+  ids=['cut', 'longer than is read', 'wrong', 'absent', 'hinted'],
+)
+def test_right_completions_without_words_count(odds, change, known):
+  """Of four groups two have words, which are known if the others do not count."""
+  assert observed(odds[0], ['q'] * 4, **change).phrase('q', '1') == ('so 1' if known else '')
+
+
+def test_words_repeat_the_question_of_their_row(odds):
+  features = observed(odds[0], ['?cat', '?horse'], 'so {} 42')
+  assert features.phrase('?cow', '7') == 'so cow 7'
 
 
 def test_data_without_answers_is_refused():
