@@ -72,8 +72,8 @@ def commonest(record: np.ndarray) -> Wording | None:
   leads: dict[Lead, float] = {}
   for (lead, _), weight in weights.items():
     leads[lead] = leads.get(lead, 0.0) + weight
-  # Where the same characters of all questions stand in a sentence by chance, it repeats nothing.
-  best = max(leads, key=lambda x: (leads[x], x.part is None), default=None)
+  # Of two with the same weight the first, which repeats nothing: characters that all questions have say so by chance.
+  best = max(leads, key=leads.__getitem__, default=None)
   if best is None or leads[best] <= max(1.0, total / 2):
     return None
   return max((x for x in weights if x.lead == best), key=weights.__getitem__)

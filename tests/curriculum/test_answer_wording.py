@@ -64,6 +64,7 @@ def test_words_are_known_once_more_than_half_of_the_prompts_are_answered_in_them
   assert after([*said, *[group('8', 'so 8')] * 2]) == plain('It is ', '.')
   assert after([*said, *[group('8', '')] * 2]) == plain('It is ', '.')
   assert after([*said, *[group('8', '')] * 3]) is None
+  assert after([*said, *[group('8')] * 3]) == plain('It is ', '.')
   assert after([*said, group('8', 'It is 8.', '', '')], [group('9', '')]) == plain('It is ', '.')
 
 
@@ -72,6 +73,12 @@ def test_sentences_that_end_otherwise_count_together():
   without, other = group('7', 'It is 7'), group('9', 'so 9')
   assert after([group('8', 'It is 8.'), other], [without]) == plain('It is ')
   assert after([without, other], [group('8', 'It is 8.')]) == plain('It is ', '.')
+
+
+def test_an_end_of_the_commonest_words_is_chosen():
+  """Of 7 prompts 3 have other words, and more than either end."""
+  said, other = [group('7', 'It is 7.', 'It is 7')] * 4, [group('7', 'so 7')] * 3
+  assert after([*other, *said]) == plain('It is ', '.')
 
 
 def test_a_part_of_the_question_is_repeated_for_every_question():
@@ -102,6 +109,10 @@ def test_words_that_stand_in_all_questions_repeat_nothing(question):
   """All completions have the same characters of their question, and go on as they are."""
   words = after([group('7', 'The answer is 7', question=question)] * 2)
   assert words == plain('The answer is ')
+
+
+def test_a_question_shorter_than_both_ends_has_no_part():
+  assert Lead('(', (0, 5), ')').text('four') == Lead('(', (5, 0), ')').text('four') == '()'
 
 
 def test_two_characters_are_no_part_of_a_question():
