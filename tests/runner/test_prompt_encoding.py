@@ -236,7 +236,7 @@ def test_answers_are_cut_and_end():
 
 
 def test_answers_are_read_in_the_words_of_the_policy(odds, monkeypatch):
-  """`before`, each prompt's own answer, `after` and an end, cut at the six tokens that the prior reads."""
+  """Each prompt's own question and answer in their words, and an end, cut at the six tokens that the prior reads."""
   context, state, _ = odds
   seen, features = [], context.selection.curriculum.features
   whole = programs.compile_encode(context.spec)
@@ -247,13 +247,15 @@ def test_answers_are_read_in_the_words_of_the_policy(odds, monkeypatch):
 
   monkeypatch.setattr(programs, 'compile_encode', lambda spec: record)
   monkeypatch.setitem(features.state, 'wordings', answer_wording.none())
-  features.observe(groups('= 7.', '= 9.'))
+  asked = [answer_wording.Group(x, '7', [f'{x[2:]}=7.']) for x in ('2, 3+4', '2, 1+6')]
+  features.observe(asked)
   prompt_encoding.compile_call(context)(0, state, np.arange(P))
   tokenizer, rows = context.models.policy.tokenizer, context.tables.train.rows
   assert len(seen) > 1
   for prompts, tokens_PxT, length_P in seen:
     for index, tokens_T, length in zip(prompts.index_P, tokens_PxT, length_P, strict=True):
-      words = [*tokenizer.encode(f'= {rows[index].answer}.'), list(tokenizer.end_ids)[0]]
+      text = f'{rows[index].question[2:]}={rows[index].answer}.'
+      words = [*tokenizer.encode(text), list(tokenizer.end_ids)[0]]
       assert tokens_T.shape == (6,) and tokens_T[:length].tolist() == words[:6]
 
 
