@@ -2,12 +2,11 @@
 
 python -m jaxrl_llm.main --config=answer_odds
 Numbers: all are ours. The odds of a row's answer as the whole completion, in the words of recent right completions
-("The answer is 5." or "2 + 3 = 5"), join the features of hidden_state.py, whose settings these are otherwise. They are
-read once more than half of the right completions have these words: where completions reason first, they are not. Each
-step encodes 4 times as many prompts as it samples, since 8 times as many cost twice as much for a few more mixed
-groups; where completions are shorter than prompts, this takes much of a step. Candidates are those that the last step
-encoded, as older odds are of an older policy. The choice is sharp, of temperature 0.05, since predictions differ within
-a kind.
+("The answer is 5." or "2 + 3 = 5"), join the features of hidden_state.py, whose settings these are otherwise. Each step
+encodes 4 times as many prompts as it samples, since 8 times as many cost twice as much for a few more mixed groups.
+Candidates are those that the last step encoded, as older odds are of an older policy. The choice is sharp, of
+temperature 0.05, since predictions differ within a kind. Where completions reason first, no words are those of many
+prompts, and the odds are not read; where completions are shorter than prompts, encoding takes much of a step.
 """
 
 

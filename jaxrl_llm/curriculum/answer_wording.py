@@ -1,8 +1,8 @@
 """The words around the answer in right completions of the policy, as in 'The answer is 5.' or '2 + 3 = 5'.
 
 The odds of a known answer alone say little of a policy that writes it within a sentence; those of the sentence do. A
-sentence may repeat a part of its question, which is what is left of the question without as many characters at both
-ends as elsewhere: '2 + 3' of 'Calculate 2 + 3.' is all but the first ten and the last one.
+sentence may repeat a part of its question, which is found in other questions by the number of characters before and
+after it: '2 + 3' is 'Calculate 2 + 3.' without the first ten and the last one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SHORTEST = 3  # characters of a question that are a repeated part of it
 
 
 class Group(NamedTuple):
-  """Right completions of a prompt; '' for one whose words are not to be others'."""
+  """Right completions of a prompt."""
 
   question: str
   answer: str
@@ -52,29 +52,23 @@ class Wording(NamedTuple):
     return self.lead.text(question) + answer + self.after
 
 
-class _Record(NamedTuple):
-  weights: dict[Wording, float]
-  total: float  # weight of all right completions, in whatever words
-
-
 def none() -> np.ndarray:
   """The record of no wording: uint8, as JSON, which a checkpoint holds."""
-  return _packed(_Record({}, 0.0))
+  return _packed({})
 
 
 def commonest(record: np.ndarray) -> Wording | None:
   """The wording of largest weight among those of the commonest lead.
 
-  None unless that lead has more weight than one prompt in one step, and more than half of all: in words of few right
-  completions the choice of prompts would teach these words.
+  None unless that lead has more weight than one prompt gives it in one step.
   """
-  weights, total = _unpacked(record)
+  weights = _unpacked(record)
   leads: dict[Lead, float] = {}
   for (lead, _), weight in weights.items():
     leads[lead] = leads.get(lead, 0.0) + weight
   # Of two with the same weight the first, which repeats nothing: characters that all questions have say so by chance.
   best = max(leads, key=leads.__getitem__, default=None)
-  if best is None or leads[best] <= max(1.0, total / 2):
+  if best is None or leads[best] <= 1:
     return None
   return max((x for x in weights if x.lead == best), key=weights.__getitem__)
 
@@ -86,17 +80,15 @@ def updated(record: np.ndarray, groups: Iterable[Group]) -> np.ndarray:
   everybody's. A completion that does not hold its answer literally has no words; one that repeats a part of its
   question counts for the words with and without it.
   """
-  weights, total = _unpacked(record)
-  weights, total = {wording: _KEEP * weight for wording, weight in weights.items()}, _KEEP * total
+  weights = {wording: _KEEP * weight for wording, weight in _unpacked(record).items()}
   for question, answer, texts in groups:
-    total += bool(texts)
     for text in texts:
       before, held, after = text.rpartition(answer) if answer else ('', '', '')
       for lead in _leads(question, before) if held else ():
         wording = Wording(lead, after)
         weights[wording] = weights.get(wording, 0.0) + 1 / len(texts)
   heaviest = sorted(weights, key=weights.__getitem__, reverse=True)[:_MOST]
-  return _packed(_Record({wording: weights[wording] for wording in heaviest}, total))
+  return _packed({wording: weights[wording] for wording in heaviest})
 
 
 def _leads(question: str, before: str) -> list[Lead]:
@@ -112,15 +104,14 @@ def _leads(question: str, before: str) -> list[Lead]:
   return [Lead(before), Lead(before[:start], part, before[start + size :])]
 
 
-def _packed(record: _Record) -> np.ndarray:
-  rows = [[*lead, after, weight] for (lead, after), weight in record.weights.items()]
-  return np.frombuffer(json.dumps([record.total, rows]).encode(), np.uint8)
+def _packed(weights: dict[Wording, float]) -> np.ndarray:
+  text = json.dumps([[*lead, after, weight] for (lead, after), weight in weights.items()])
+  return np.frombuffer(text.encode(), np.uint8)
 
 
-def _unpacked(record: np.ndarray) -> _Record:
-  total, rows = json.loads(record.tobytes().decode())
-  weights = {
+def _unpacked(record: np.ndarray) -> dict[Wording, float]:
+  rows = json.loads(record.tobytes().decode())
+  return {
     Wording(Lead(before, part and tuple(part), between), after): weight
     for before, part, between, after, weight in rows
   }
-  return _Record(weights, total)

@@ -89,7 +89,7 @@ class PromptFeatures:
     return wording.phrase if wording is not None else lambda question, answer: ''
 
   def observe(self, groups: Iterable[answer_wording.Group]) -> None:
-    """Learns the words from right completions of a step."""
+    """Learns the words from right completions of a step that an end token ended."""
     self.state['wordings'] = answer_wording.updated(self.state['wordings'], groups)
 
   def with_odds(self) -> float:

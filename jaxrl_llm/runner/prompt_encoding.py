@@ -69,19 +69,18 @@ def store(features: PromptFeatures, encoded: EncodedPrompts) -> None:
 
 
 def observe_wording(features: PromptFeatures, graded: GradedStep) -> None:
-  """Learns how right completions of a step without a hint word their answers.
+  """Learns how right completions of a step word their answers.
 
-  Words are those of completions that an end token ended, with at most as many tokens as the prior reads of an answer.
+  Of those that an end token ended, without a hint, and with at most as many tokens as the prior reads of an answer.
   """
   batch = graded.batch
   rollout, prompts = batch.rollout, batch.prompts
   own_P = prompts.hint_P == 0 if prompts.hint_P is not None else np.ones(len(prompts.index_P), bool)
-  right_B, length_B = (batch.correct_B > 0) & (rollout.length_B > 0), rollout.length_B
-  whole_B = (rollout.reason_B == STOPPED) & (length_B <= features.answer_tokens)
+  right_B = (batch.correct_B > 0) & (rollout.reason_B == STOPPED)
+  right_B &= (rollout.length_B > 0) & (rollout.length_B <= features.answer_tokens)
   groups, G = [], len(right_B) // len(own_P)
   for first in np.flatnonzero(own_P) * G:
-    right = first + np.flatnonzero(right_B[first : first + G])
-    texts = [graded.scores.texts[b] if whole_B[b] else '' for b in right]
+    texts = [graded.scores.texts[b] for b in first + np.flatnonzero(right_B[first : first + G])]
     row = graded.rows[first]
     groups.append(answer_wording.Group(row.question, row.answer, texts))
   features.observe(groups)

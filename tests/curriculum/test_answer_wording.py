@@ -47,25 +47,16 @@ def test_prompts_count_and_not_completions():
 
 
 def test_the_shares_of_a_prompt_add_up_to_one():
-  """Of 'a': 2/3 three times, which is two of three prompts, and a step later 1.8 of 3.7."""
+  """Of 'a': 2/3 of each prompt; of 'b': 1/3, and 1 or 1/3 in the next step."""
   first = group('7', 'a 7', 'a 7', 'b 7')
-  assert after([first] * 3) == plain('a ')
-  assert after([first] * 3, [group('5', 'c 5')]) is None
+  assert after([first] * 2, [group('5', 'b 5')]) == plain('b ')
+  assert after([first] * 3, [group('5', 'b 5')]) == plain('b ')
+  assert after([first] * 3, [group('5', 'b 5', 'd 5', 'd 5')]) == plain('a ')
 
 
 @pytest.mark.parametrize('text, answer', [('seven', '7'), ('seven', ''), ('', '7')])
 def test_a_completion_without_its_answer_has_no_words(text, answer):
   assert after([group(answer, text)] * 3) is None
-
-
-def test_words_are_known_once_more_than_half_of_the_prompts_are_answered_in_them():
-  """Others may give no words at all, as those that reason first, and count all the same."""
-  said = [group('7', 'It is 7.')] * 3
-  assert after([*said, *[group('8', 'so 8')] * 2]) == plain('It is ', '.')
-  assert after([*said, *[group('8', '')] * 2]) == plain('It is ', '.')
-  assert after([*said, *[group('8', '')] * 3]) is None
-  assert after([*said, *[group('8')] * 3]) == plain('It is ', '.')
-  assert after([*said, group('8', 'It is 8.', '', '')], [group('9', '')]) == plain('It is ', '.')
 
 
 def test_sentences_that_end_otherwise_count_together():
@@ -131,15 +122,13 @@ def test_newer_words_replace_older_ones():
 
 
 def test_the_heaviest_words_are_kept():
-  """Words of twenty other prompts push out one another, and not the heavy ones; all of them count."""
-  heavy = [group('7', 'x 7')] * 30
+  """Words of twenty other prompts push out one another, and not the heavy ones."""
+  heavy = [group('7', 'x 7')] * 3
   light = [group('7', f'{i} 7') for i in range(20)]
   record = answer_wording.updated(answer_wording.none(), heavy)
   record = answer_wording.updated(record, light)
   assert answer_wording.commonest(record) == plain('x ')
-  total, rows = json.loads(record.tobytes())
-  assert total == pytest.approx(47) and len(rows) == 16
-  assert answer_wording.commonest(answer_wording.updated(record, light)) is None
+  assert len(json.loads(record.tobytes())) == 16
 
 
 def test_any_text_passes_through_a_record():

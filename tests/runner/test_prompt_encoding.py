@@ -309,22 +309,6 @@ def test_words_are_those_of_whole_right_completions(odds, change):
   assert observed(odds[0], **change).phrase('q', '1') == ('' if change else 'so 1')
 
 
-@pytest.mark.parametrize(
-  'change, known',
-  [
-    (dict(reason_B=[STOPPED] * 8 + [TRUNCATED] * 8), False),
-    (dict(length_B=[6] * 8 + [7] * 8), False),
-    (dict(correct_B=[1] * 8 + [0] * 8), True),
-    (dict(length_B=[6] * 8 + [0] * 8), True),
-    (dict(hint_P=[0, 0, 1, 1]), True),
-  ],
-  ids=['cut', 'longer than is read', 'wrong', 'absent', 'hinted'],
-)
-def test_right_completions_without_words_count(odds, change, known):
-  """Of four groups two have words, which are known if the others do not count."""
-  assert observed(odds[0], ['q'] * 4, **change).phrase('q', '1') == ('so 1' if known else '')
-
-
 def test_words_repeat_the_question_of_their_row(odds):
   features = observed(odds[0], ['?cat', '?horse'], 'so {} 42')
   assert features.phrase('?cow', '7') == 'so cow 7'
