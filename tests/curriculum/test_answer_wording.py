@@ -49,6 +49,7 @@ def test_prompts_count_and_not_completions():
 def test_the_shares_of_a_prompt_add_up_to_one():
   """Of 'a': 2/3 of each prompt; of 'b': 1/3, and 1 or 1/3 in the next step."""
   first = group('7', 'a 7', 'a 7', 'b 7')
+  assert after([first] * 2) == plain('a ')
   assert after([first] * 2, [group('5', 'b 5')]) == plain('b ')
   assert after([first] * 3, [group('5', 'b 5')]) == plain('b ')
   assert after([first] * 3, [group('5', 'b 5', 'd 5', 'd 5')]) == plain('a ')
