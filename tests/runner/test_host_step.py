@@ -768,7 +768,7 @@ def test_a_step_stores_states_and_the_words_of_its_right_completions():
   landed(Sevens(), [STOPPED] * B, features=features)
   assert features.state['known'].tolist() == [True] * (2 * P) + [False] * (40 - 2 * P)
   words = json.loads(features.state['wordings'].tobytes())
-  assert words == [[f'5 {b} ', '', 0.5] for b in range(0, B, 2)]
+  assert words == [[f'5 {b} ', None, '', '', 0.5] for b in range(0, B, 2)]
 
 
 class Graded:
