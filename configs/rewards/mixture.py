@@ -14,7 +14,7 @@ answers are right, and those to 10 of the 17 sources never; a supervised start o
 def get_config():
   return dict(
     base='dapo',
-    prompt_tokens=192,
+    prompt_tokens=160,
     completion_tokens=16,
     rewards=dict(fn='short_answer'),
     sft=dict(steps=60, learning_rate=3e-5, prompts=16),

@@ -8,7 +8,7 @@ log-odds of the known answer, where they are read, are kept beside them as they 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -24,7 +24,7 @@ class PromptFeatures:
   """Features of `size` prompts. Arrays of `state` change in place, as copies of them would take most of a step."""
 
   def __init__(self, size: int, dimensions: int, multiple: int, seed: int, answer_tokens: int = 0):
-    """Each step encodes its own prompts and `multiple` times as many others.
+    """Each step encodes `multiple` times as many prompts as it has, and its own unless the last step did.
 
     K features of the hidden state: `dimensions`. With `answer_tokens`, the log-odds of the answer, which is cut at so
     many tokens, are one more value of a prompt.
@@ -45,6 +45,10 @@ class PromptFeatures:
   def ready(self) -> bool:
     """Whether the projection is fitted."""
     return len(self.state['center']) > 0
+
+  def are_new(self, index_P: np.ndarray) -> bool:
+    """Whether the last step encoded all these prompts, of which none was its own."""
+    return bool(np.isin(index_P, self.state['newest']).all())
 
   def others(self, step: int, block: int) -> np.ndarray:
     """The prompts that a step encodes besides its own `block` of them; over steps, each prompt in turn.
@@ -68,10 +72,12 @@ class PromptFeatures:
     self.state['center'] = center_D.astype(np.float32)
     self.state['basis'] = basis_DxK.astype(np.float32)
 
-  def put(self, index_M: np.ndarray, states_MxF: np.ndarray, own: int = 0) -> None:
+  def put(
+    self, index_M: np.ndarray, states_MxF: np.ndarray, own_P: np.ndarray | Sequence[int] = ()
+  ) -> None:
     """Stores the features of these prompts; for one that occurs twice, the states are equal.
 
-    The first `own` are those of the step. Odds of an unknown answer are nan.
+    `own_P`: the prompts of the step, encoded in it or before. Odds of an unknown answer are nan.
     """
     hidden_MxD, odds_MxA = self._parts(np.asarray(states_MxF, np.float32))
     values_MxK = (hidden_MxD - self.state['center']) @ self.state['basis']
@@ -80,7 +86,7 @@ class PromptFeatures:
     self.state['values'][index_M] = np.concatenate([values_MxK, odds_MxA], axis=1)
     self.state['known'][index_M] = True
     self.latest = np.unique(index_M)
-    self.state['newest'] = np.setdiff1d(index_M[own:], index_M[:own])
+    self.state['newest'] = np.setdiff1d(index_M, own_P)
 
   @property
   def phrase(self) -> Callable[[str, str], str]:

@@ -74,12 +74,17 @@ class PromptTable:
     """Returns the row of each prompt of a step."""
     return [self.rows[i] for i in prompts.index_P]
 
-  def prompts(self, indices: Sequence[int] | np.ndarray, born: int = 0) -> Prompts:
-    """Returns the prompts of these rows, right-padded with 0 to [P, L], proposed in step `born`. Raises IndexError."""
+  def prompts(
+    self, indices: Sequence[int] | np.ndarray, born: int = 0, width: int | None = None
+  ) -> Prompts:
+    """Returns the prompts of these rows, right-padded with 0 to [P, L], proposed in step `born`. Raises IndexError.
+
+    `width`: columns, at least the longest prompt's tokens; L of the table where it is None.
+    """
     index_P = np.asarray(indices, np.int32).reshape(-1)
     if len(index_P) and not 0 <= index_P.min() <= index_P.max() < len(self):
       raise IndexError(f'row indices must be from 0 to {len(self) - 1}: {index_P.tolist()}')
-    tokens_PxL, length_P = pad_rows([self.tokens[i] for i in index_P], self.prompt_tokens)
+    tokens_PxL, length_P = pad_rows([self.tokens[i] for i in index_P], width or self.prompt_tokens)
     born_P = np.full(len(index_P), born, np.int32)
     return Prompts(tokens_PxL, length_P, index_P, born_P, np.zeros(len(index_P), np.float32))
 

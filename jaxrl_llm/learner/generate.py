@@ -146,7 +146,7 @@ def encode_prompts(
   """float32 [P, D]: the policy's hidden state at the last token of each prompt, after the final norm.
 
   With `answers`, tokens_PxT and length_P, [P, D + 1]: last, log π(y | x) − log(1 − π(y | x)) of the answer y, nan where
-  it is empty.
+  it is empty. The columns of `prompts` must be enough for each prompt and its answer.
   """
   record_checks.prompts(prompts)
   rows, params = PartitionSpec(sharding.ROWS), decode_weights(spec, state)
@@ -174,8 +174,14 @@ def _with_odds(
   spec: StepSpec, params: Params, prompts: Prompts, answers: KnownAnswers
 ) -> jax.Array:
   model, dtype, (answer_PxT, length_P) = spec.model.config, spec.model.dtype, answers
-  hidden_PxTxD = shared_prompt_forward.hidden(
-    model, params, prompts, answer_PxT, dtype=dtype, prefix_tokens=spec.layout.prefix_tokens
+  number_1xT = jnp.arange(answer_PxT.shape[1])[None]
+  hidden_PxTxD = shared_prompt_forward.states(
+    model,
+    params,
+    _answered(prompts, answers),
+    prompts.length_P[:, None] - 1 + number_1xT,
+    dtype,
+    spec.layout.prefix_tokens,
   )
   logp_PxT, _ = logprob.token_logp(
     model,
@@ -186,11 +192,20 @@ def _with_odds(
     chunk_tokens=spec.model.head_chunk_tokens,
     dtype=dtype,
   )
-  real_PxT = jnp.arange(answer_PxT.shape[1])[None] < length_P[:, None]
   # A probability of 1 would have infinite odds.
-  logp_P = jnp.minimum(jnp.where(real_PxT, logp_PxT, 0).sum(1), _SURE)
+  logp_P = jnp.minimum(jnp.where(number_1xT < length_P[:, None], logp_PxT, 0).sum(1), _SURE)
   odds_P = jnp.where(length_P > 0, logp_P - jnp.log(-jnp.expm1(logp_P)), jnp.nan)
   return jnp.concatenate([hidden_PxTxD[:, 0].astype(jnp.float32), odds_P[:, None]], axis=1)
+
+
+def _answered(prompts: Prompts, answers: KnownAnswers) -> Prompts:
+  """Rows of each prompt and, behind its last token, the answer."""
+  answer_PxT, length_P = answers
+  at_PxL = jnp.arange(prompts.tokens_PxL.shape[1])[None] - prompts.length_P[:, None]
+  behind_PxL = jnp.clip(at_PxL, 0, answer_PxT.shape[1] - 1)
+  answer_PxL = jnp.take_along_axis(answer_PxT, behind_PxL, axis=1)
+  tokens_PxL = jnp.where(at_PxL < 0, prompts.tokens_PxL, answer_PxL)
+  return prompts._replace(tokens_PxL=tokens_PxL, length_P=prompts.length_P + length_P)
 
 
 def decode_weights(spec: StepSpec, state: TrainState) -> Params:

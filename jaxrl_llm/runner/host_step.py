@@ -130,7 +130,7 @@ def finish(context: RunContext, pool: ScorePool, received: ReceivedStep) -> Land
   metrics = {'training/global_step': index} | _as_floats(pending.device_metrics)
   if pending.encoded is not None and context.selection.curriculum.features is not None:
     encoded, features = sharding.fetch(pending.encoded), context.selection.curriculum.features
-    prompt_encoding.store(features, encoded)
+    prompt_encoding.store(features, encoded, batch.prompts.index_P)
     prompt_encoding.observe_wording(features, graded)
   metrics |= _observe(context, batch, finished_P) | graded.metrics | held_metrics
   metrics |= log_records.metrics(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -12,38 +13,65 @@ from jaxrl_llm.curriculum.prompt_features import PromptFeatures
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.runner.context import EncodedPrompts, RunContext
 from jaxrl_llm.runner.grading import GradedStep
-from jaxrl_llm.types import STOPPED, Array, Prompts, TrainState, UserError
+from jaxrl_llm.types import STOPPED, Array, TrainState, UserError
 
 Encode = Callable[[int, TrainState, np.ndarray], EncodedPrompts]
+_WIDTHS = 4  # of the programs that encode, from a quarter of the longest row to all of it
 
 
 def compile_call(context: RunContext) -> Encode | None:
   """(step, state, the step's prompts) → hidden states of these and of others; None where no prior reads them.
 
-  The data set's own prompts are encoded, without hints: the posterior is theirs. Nothing waits for the device. Raises
-  UserError where the prior reads answers and no row has one.
+  The step's prompts are left out where the last step encoded all of them. The data set's own prompts are encoded,
+  without hints: the posterior is theirs. Nothing waits for the device. Raises UserError where the prior reads answers
+  and no row has one.
   """
   features = context.selection.curriculum.features
   if features is None:
     return None
-  encode, table = programs.compile_encode(context.spec), context.tables.train
+  program, table = programs.compile_encode(context.spec), context.tables.train
   tokenizer, answer_tokens = context.models.policy.tokenizer, _answer_tokens(context)
 
   def call(step: int, state: TrainState, index_P: np.ndarray) -> EncodedPrompts:
     state, block = state._replace(carried=()), len(index_P)
-    index_M = np.concatenate([index_P, features.others(step, block)]).astype(np.int32)
-    parts = index_M.reshape(-1, block)
-    phrase = features.phrase
-    hidden = tuple(encoded(state, table.prompts(part, born=step), phrase) for part in parts)
-    return EncodedPrompts(index_M, hidden)
-
-  def encoded(state: TrainState, prompts: Prompts, phrase: Callable[[str, str], str]) -> Array:
-    answers = None
-    if answer_tokens:
-      answers = data.known_answers(table.rows_of(prompts), tokenizer, answer_tokens, phrase)
-    return encode(state, prompts, answers)
+    own = index_P[: 0 if features.are_new(index_P) else block]
+    index_M = np.concatenate([own, features.others(step, block)]).astype(np.int32)
+    rows, phrase = [table.rows[i] for i in index_M], features.phrase
+    answers = data.known_answers(rows, tokenizer, answer_tokens, phrase)
+    return encoded(functools.partial(program, state), table, index_M, answers, block)
 
   return call
+
+
+def encoded(
+  program: Callable[..., Array],
+  table: data.PromptTable,
+  index_M: np.ndarray,
+  answers: tuple[np.ndarray, np.ndarray],
+  block: int,
+) -> EncodedPrompts:
+  """Calls `program`, of (prompts, answers or None), with `block` rows at a time, of which M is a multiple.
+
+  Rows are taken in the order of their tokens, and a call has no more columns than its longest row needs. `answers`:
+  tokens_MxT and length_M; T = 0 where none are read.
+  """
+  answer_MxT, length_M = answers
+  longest = table.prompt_tokens + answer_MxT.shape[1]
+  tokens_M = length_M + [len(table.tokens[i]) for i in index_M]
+  order_M = np.argsort(tokens_M, kind='stable')
+
+  def call(part: np.ndarray) -> Array:
+    width = column_count(int(tokens_M[part].max()), longest)
+    prompts = table.prompts(index_M[part], width=width)
+    return program(prompts, (answer_MxT[part], length_M[part]) if answer_MxT.size else None)
+
+  return EncodedPrompts(index_M[order_M], tuple(map(call, order_M.reshape(-1, block))))
+
+
+def column_count(tokens: int, longest: int) -> int:
+  """The least number of columns for so many tokens, of the `_WIDTHS` up to `longest`: each is a program of its own."""
+  unit = -(-longest // _WIDTHS)
+  return min(-(-tokens // unit) * unit, longest)
 
 
 def _answer_tokens(context: RunContext) -> int:
@@ -60,12 +88,12 @@ def _answer_tokens(context: RunContext) -> int:
   return min(features.answer_tokens, context.config.completion_tokens)
 
 
-def store(features: PromptFeatures, encoded: EncodedPrompts) -> None:
-  """Stores the features of encoded prompts; the first ones fix the projection."""
+def store(features: PromptFeatures, encoded: EncodedPrompts, own_P: np.ndarray) -> None:
+  """Stores the features of encoded prompts; the first ones fix the projection. `own_P`: the prompts of the step."""
   hidden_MxD = np.concatenate(encoded.hidden)
   if not features.ready:
     features.fit(hidden_MxD)
-  features.put(encoded.index_M, hidden_MxD, own=len(encoded.hidden[0]))
+  features.put(encoded.index_M, hidden_MxD, own_P)
 
 
 def observe_wording(features: PromptFeatures, graded: GradedStep) -> None:

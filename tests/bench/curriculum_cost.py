@@ -77,8 +77,9 @@ def measure(rule: str, size: int, slots: int, steps: int) -> tuple[float, float,
     curriculum.accept(proposal)
     index = proposal.index
     if features:
-      encoded = np.concatenate([index, features.others(step, slots)])
-      features.put(encoded, hidden[: len(encoded)], own=slots)
+      own = index[: 0 if features.are_new(index) else slots]
+      encoded = np.concatenate([own, features.others(step, slots)])
+      features.put(encoded, hidden[: len(encoded)], index)
     proposed = time.process_time()
     k = random.integers(0, G + 1, slots)
     again = time.process_time()

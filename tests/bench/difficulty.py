@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import os
 
 import jax
@@ -25,7 +26,7 @@ from jaxrl_llm.curriculum import Curriculum, answer_wording
 from jaxrl_llm.evaluation import evaluate, held_out
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import state as train_state
-from jaxrl_llm.runner import setup
+from jaxrl_llm.runner import prompt_encoding, setup
 from tests.bench import choices
 from tests.bench.lib import results, smoke
 
@@ -68,14 +69,17 @@ def measured(config, prompts: int, samples: int) -> dict[str, np.ndarray]:
   wording = words(part.rows, records, right_MxN) or answer_wording.Wording(
     answer_wording.Lead(''), ''
   )
-  encode, block = programs.compile_encode(spec), spec.layout.prompts
-  at = np.arange(-(-prompts // block) * block).reshape(-1, block) % prompts
-  states, length = [], min(ANSWER, config.completion_tokens)
-  for step in map(part.prompts, at):
-    tokenizer = context.models.policy.tokenizer
-    answers = data.known_answers(part.rows_of(step), tokenizer, length, wording.phrase)
-    states.append(np.asarray(encode(state._replace(carried=()), step, answers)))
-  return dict(right=right_MxN.sum(1), kind=kind_N[index_M], states=np.concatenate(states)[:prompts])
+  length = min(ANSWER, config.completion_tokens)
+  answers = data.known_answers(part.rows, context.models.policy.tokenizer, length, wording.phrase)
+  # Whole blocks; some prompts are encoded twice.
+  at, block = np.arange(len(part)), spec.layout.prompts
+  at = np.resize(at, -(-len(at) // block) * block)
+  encode = functools.partial(programs.compile_encode(spec), state._replace(carried=()))
+  answers = tuple(x[at] for x in answers)
+  encoded = prompt_encoding.encoded(encode, part, at, answers, block)
+  states_MxF = np.concatenate(encoded.hidden)
+  states_MxF[encoded.index_M] = states_MxF.copy()
+  return dict(right=right_MxN.sum(1), kind=kind_N[index_M], states=states_MxF[: len(part)])
 
 
 def words(rows, records, right_MxN: np.ndarray) -> answer_wording.Wording | None:

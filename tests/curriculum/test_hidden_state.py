@@ -333,7 +333,7 @@ def test_candidates_are_what_the_last_step_encoded_besides_its_own():
   features = curriculum.features
   features.fit(hidden)
   features.put(np.arange(200), hidden)
-  features.put(np.array([3, 4, 50, 60, 70, 80, 3]), hidden[:7], own=2)
+  features.put(np.array([3, 4, 50, 60, 70, 80, 3]), hidden[:7], [3, 4])
   curriculum.accept(curriculum.propose(1, 2))
   assert set(curriculum.propose(1, 4).index) == {50, 60, 70, 80}
   assert set(curriculum.propose(1, 3, busy=[60]).index) == {50, 70, 80}
@@ -344,7 +344,7 @@ def test_candidates_are_what_the_last_step_encoded_besides_its_own():
 def test_a_restored_curriculum_has_the_same_candidates():
   whole, hidden = of_encoded(), np.random.default_rng(0).normal(size=(200, D))
   encode(whole, hidden, np.arange(40))
-  whole.features.put(np.arange(40), hidden[:40], own=4)
+  whole.features.put(np.arange(40), hidden[:40], range(4))
   resumed = of_encoded()
   resumed.load_state_dict(whole.state_dict())
   chosen = resumed.propose(2, 12).index

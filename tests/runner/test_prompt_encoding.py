@@ -106,21 +106,72 @@ def run():
   return started(small())
 
 
-def test_a_step_encodes_its_own_prompts_first_and_all_of_them_alone(run):
-  """The states of prompts do not depend on the other rows of their call."""
+def test_a_step_encodes_its_own_prompts_and_others_each_as_if_alone(run):
+  """The states of prompts do not depend on the other rows of their call, nor on its columns."""
   context, state, encode = run
   own = np.array([7, 3, 11, 0], np.int32)
   encoded = sharding.fetch(encode(0, state, own))
-  assert encoded.index_M[:P].tolist() == own.tolist() and len(encoded.index_M) == P + 40
+  assert len(encoded.index_M) == P + 40 and set(encoded.index_M) == set(range(40))
   hidden_MxD = np.concatenate(encoded.hidden)
   assert hidden_MxD.dtype == np.float32
   dtype, table = context.spec.model.dtype, context.tables.train
-  for row in (0, 2, 17):
+  for row in (0, 2, 17, 43):
     alone = table.prompts(encoded.index_M[row : row + 1])
     _, expected = shared_prompt_forward.prefill(
       context.spec.model.config, state.params, alone, dtype
     )
     np.testing.assert_allclose(hidden_MxD[row], np.float32(expected[0]), atol=3e-2)  # bfloat16
+
+
+def test_a_call_has_few_columns_more_than_its_longest_row():
+  """Rows go together by their tokens with their answers, in at most four programs."""
+  sizes = np.array([9, 60, 30, 12, 40, 7, 25, 3])
+  answers = np.zeros((8, 16), np.int32), np.array([1, 4, 16, 3, 2, 1, 0, 6], np.int32)
+  table = data.PromptTable((None,) * 8, tuple(np.ones(n, np.int32) for n in sizes), 64, 0, '')
+  calls = []
+
+  def program(prompts, answers):
+    calls.append((prompts.tokens_PxL.shape[1], prompts.index_P.tolist(), answers))
+    return np.array([prompts.index_P, prompts.length_P]).T
+
+  encoded = prompt_encoding.encoded(program, table, np.arange(8, dtype=np.int32), answers, 2)
+  assert [width for width, *_ in calls] == [20, 20, 60, 80]
+  assert encoded.index_M.tolist() == [5, 7, 0, 3, 6, 4, 2, 1]
+  np.testing.assert_array_equal(
+    np.concatenate(encoded.hidden), np.stack([encoded.index_M, sizes[encoded.index_M]], 1)
+  )
+  for _, index, (answer_PxT, length_P) in calls:
+    assert answer_PxT.shape == (2, 16) and length_P.tolist() == answers[1][index].tolist()
+  encoded = prompt_encoding.encoded(
+    program, table, np.arange(8), (answers[0][:, :0], 0 * answers[1]), 4
+  )
+  assert calls[-2:][0][::2] == (16, None) and calls[-1][::2] == (64, None)
+
+
+@pytest.mark.parametrize('longest', [1, 4, 10, 150, 176])
+def test_widths_are_few_and_enough(longest):
+  width = [prompt_encoding.column_count(n, longest) for n in range(1, longest + 1)]
+  assert len(set(width)) <= 4 and width[-1] == longest
+  assert all(0 <= w - n < -(-longest // 4) for n, w in enumerate(width, 1))
+
+
+def test_prompts_that_the_last_step_encoded_are_not_encoded_again(run, monkeypatch):
+  context, state, encode = run
+  features = PromptFeatures(40, 3, 2, 0)
+  monkeypatch.setattr(context.selection.curriculum, 'features', features)
+  encode = prompt_encoding.compile_call(context)
+  assert encode is not None
+  own = np.arange(P)
+  first = sharding.fetch(encode(0, state, own))
+  prompt_encoding.store(features, first, own)
+  chosen = np.array([20, 9, 31, 14])
+  second = sharding.fetch(encode(1, state, chosen))
+  assert len(second.index_M) == 2 * P
+  prompt_encoding.store(features, second, chosen)
+  assert set(features.state['newest']) == set(second.index_M) - set(chosen)
+  stale = np.setdiff1d(np.arange(40), second.index_M)[:1]
+  third = sharding.fetch(encode(2, state, np.append(features.state['newest'][:3], stale)))
+  assert len(third.index_M) == 3 * P and stale[0] in third.index_M
 
 
 @pytest.fixture(scope='module')
@@ -144,12 +195,11 @@ def test_as_long_as_words_are_unknown_no_answer_has_odds(odds, monkeypatch):
 def test_the_odds_are_those_of_the_answer_and_its_end(odds):
   """log π(y | x) − log(1 − π(y | x)), against the model run on each prompt and answer alone."""
   context, state, encode = odds
-  own = np.array([7, 3, 11, 0], np.int32)
-  encoded = sharding.fetch(encode(0, state, own))
+  encoded = sharding.fetch(encode(0, state, np.arange(P)))
   odds_M = np.concatenate(encoded.hidden)[:, -1]
   table, tokenizer = context.tables.train, context.models.policy.tokenizer
   dtype, config = context.spec.model.dtype, context.spec.model.config
-  for row in (0, 1, 2, 9, 17):
+  for row in (0, 1, 2, 9, 17, 43):
     index = encoded.index_M[row]
     answer = [*tokenizer.encode(table.rows[index].answer), list(tokenizer.end_ids)[0]]
     tokens = np.concatenate([table.tokens[index], answer]).astype(np.int32)[None]
@@ -174,11 +224,22 @@ def test_the_probabilities_of_all_answers_of_one_token_sum_to_one(odds):
 
 
 def test_the_states_beside_odds_are_those_of_the_prompts(odds, run):
-  hidden = [
-    np.concatenate(sharding.fetch(encode(0, state, np.arange(P))).hidden)
-    for _, state, encode in (odds, run)
-  ]
+  encoded = [sharding.fetch(encode(0, state, np.arange(P))) for _, state, encode in (odds, run)]
+  # A prompt that occurs twice has the same state.
+  hidden = [np.concatenate(x.hidden)[np.unique(x.index_M, return_index=True)[1]] for x in encoded]
   np.testing.assert_allclose(hidden[0][:, :-1], hidden[1], atol=3e-2)  # bfloat16
+
+
+def test_the_odds_do_not_depend_on_columns_behind_the_answer(odds):
+  context, state, _ = odds
+  encode, table = programs.compile_encode(context.spec), context.tables.train
+  answers = data.known_answers(table.rows[:P], context.models.policy.tokenizer, 6)
+  ends = int((answers[1] + [len(table.tokens[i]) for i in range(P)]).max())
+  found = [
+    np.asarray(encode(state._replace(carried=()), table.prompts(range(P), width=width), answers))
+    for width in (ends, ends + 5)
+  ]
+  np.testing.assert_allclose(*found, atol=3e-2)  # bfloat16
 
 
 @pytest.fixture(scope='module')
@@ -339,10 +400,11 @@ def test_a_pending_step_carries_its_states_through_a_checkpoint(run):
 def test_the_first_states_fix_the_projection_and_later_ones_keep_it(run):
   context, state, encode = run
   features = PromptFeatures(40, 3, 2, 0)
-  prompt_encoding.store(features, sharding.fetch(encode(0, state, np.arange(P))))
+  prompt_encoding.store(features, sharding.fetch(encode(0, state, np.arange(P))), np.arange(P))
   assert features.ready and features.state['known'].all()
   basis = features.state['basis'].copy()
-  prompt_encoding.store(features, sharding.fetch(encode(1, state, np.arange(P) + P)))
+  own = np.arange(P) + P
+  prompt_encoding.store(features, sharding.fetch(encode(1, state, own)), own)
   np.testing.assert_array_equal(features.state['basis'], basis)
   newest = features.state['newest']
   assert len(newest) and not set(newest) & set(range(P, 2 * P))
