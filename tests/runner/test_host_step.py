@@ -767,6 +767,8 @@ def test_a_step_stores_states_and_the_words_of_its_right_completions():
   features = PromptFeatures(40, 2, 1, 0, answer_tokens=3)
   landed(Sevens(), [STOPPED] * B, features=features)
   assert features.state['known'].tolist() == [True] * (2 * P) + [False] * (40 - 2 * P)
+  # Besides the step's own, of which 0 is encoded.
+  assert features.state['newest'].tolist() == list(range(1, 2 * P))
   words = json.loads(features.state['wordings'].tobytes())
   assert words == [[f'5 {b} ', None, '', '', 0.5] for b in range(0, B, 2)]
 
