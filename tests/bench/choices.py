@@ -4,14 +4,14 @@ python -m tests.bench.choices --job=tiny [--rules uniform,default] [--blind] [--
 Job `tiny` is configs/tiny.py with 20,000 strings of digits. Job `sums` is configs/dapo.py on 2,040 sums, from (2 terms,
 1 digit), which SmolLM2 mostly solves, to (3, 2), which it rarely solves; held-out sums are of the same kinds. Job
 `mixture` is configs/rewards/mixture.py on 20,000 rows that tests/bench/mixture_rows.py writes to --out; its supervised
-start is trained once, for all seeds. The rule `oracle` samples groups of 8 times as many prompts after each step and
-takes those whose rates are nearest to one half; these samples do not count, but take their time. A rule may have
-variants, as in `default-half-twice`: `half` samples half as many prompts in each of as many steps, `twice` learns each
-batch twice, and is compared with `uniform-twice`. With `--blind` all prompts are of one kind, as those of data that
-says nothing of its rows; give it an --out of its own. Every rule starts from the same weights; runs of `sums`
-and of `mixture` share samples of these, those of `sums` once `uniform_0` has them. Seconds are those of the
-device program: to measure them, pin the process to a core of an idle machine. Finished runs are not repeated; the table
-shows all runs in --out.
+start is trained once, for all seeds. The rule `oracle` samples groups of --multiple times as many prompts after each
+step and takes those whose rates are nearest to one half; these samples do not count, but take their time. A rule may
+have variants, as in `default-half-twice`: `half` samples half as many prompts in each of as many steps, `twice` learns
+each batch twice, and is compared with `uniform-twice`. With `--blind` all prompts are of one kind, as those of data
+that says nothing of its rows; give it an --out of its own. Every rule starts from the same weights; runs of `sums`
+and of `mixture` share samples of these, those of `sums` once `uniform_0` has them. Seconds are those of the steps, with
+encoding and grading, without evaluation: to measure them, pin the process to a core of an idle machine. Finished runs
+are not repeated; the table shows all runs in --out.
 """
 
 from __future__ import annotations
@@ -129,10 +129,10 @@ def reached(at: np.ndarray, accuracy: np.ndarray, threshold: float) -> float:
 
 
 def spent(name: str, folder: str) -> tuple[np.ndarray, np.ndarray]:
-  """Rollouts and device seconds before each evaluation; the call that compiles counts as the median call."""
+  """Rollouts and seconds of the steps before each evaluation; the first, which compiles, counts as the median step."""
   _, steps, every = JOBS[name]
   rows = lines(folder)
-  second = np.array([row['timing_s/gen_update'] for row in rows[:steps]])
+  second = np.array([row['timing_s/step'] for row in rows[:steps]])
   second[0] = np.median(second)
   rollouts = np.array([row['perf/rollouts'] for row in rows[:steps]])
   return tuple(np.concatenate([[0], np.cumsum(x)])[::every] for x in (rollouts, second))
@@ -244,6 +244,7 @@ def main() -> None:
   parser.add_argument('--out', default='runs/choices')
   parser.add_argument('--rules', default=','.join(RULES))
   parser.add_argument('--seeds', default='0,1,2,3,4')
+  parser.add_argument('--multiple', type=int, default=8, help='candidates of the oracle')
   parser.add_argument('--blind', action='store_true', help='all prompts are of one kind')
   options = smoke.parse(parser, rules='uniform,default', seeds='0')
   for rule in options.rules.split(','):
@@ -275,8 +276,8 @@ def main() -> None:
         share_first_evaluation(os.path.join(out, 'uniform_0'), folder, int(seed))
       if curve(options.job, folder, 'greedy') is None:
         config = job(options.job, rule, int(seed), more)
-        knows = rule.startswith('oracle')
-        with chosen_by_oracle(config.rewards) if knows else contextlib.nullcontext():
+        oracle = chosen_by_oracle(config.rewards, options.multiple)
+        with oracle if rule.startswith('oracle') else contextlib.nullcontext():
           train.run(config, folder)
   table(options.job, out)
   if options.job == 'mixture':

@@ -58,7 +58,12 @@ def write_run(folder, points, prompts):
     metrics = {f'val-core/all/acc/{kind}': point / 100 for kind in ('greedy', 'mean@4')}
     path = folder / 'eval' / f'step_{EVERY * at:06d}.json'
     path.write_text(json.dumps(dict(metrics=metrics)))
-  row = {'timing_s/gen_update': 2.0, 'perf/rollouts': 8 * prompts, 'frac_reward_zero_std': 0.25}
+  row = {
+    'timing_s/gen_update': 1.0,
+    'timing_s/step': 2.0,
+    'perf/rollouts': 8 * prompts,
+    'frac_reward_zero_std': 0.25,
+  }
   (folder / 'metrics.jsonl').write_text('\n'.join([json.dumps(row)] * STEPS))
 
 

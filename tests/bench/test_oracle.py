@@ -40,14 +40,14 @@ def test_a_run_follows_its_scans(tmp_path, monkeypatch):
 
   monkeypatch.setattr(oracle.Scan, '__call__', recorded)
   original = prompt_encoding.compile_call
-  with oracle.chosen_by_oracle(config.rewards):
+  with oracle.chosen_by_oracle(config.rewards, 6):
     train.run(config, str(tmp_path / 'run'))
   assert prompt_encoding.compile_call is original
   lines = (tmp_path / 'run/choices.jsonl').read_text().splitlines()
   chosen = [json.loads(line)['prompt'] for line in lines]
   assert len(scans) == len(chosen) == 4
   for step, (index_M, rate_M) in enumerate(scans[:-1], 1):
-    assert len(index_M) == len(np.unique(index_M)) == 4 * oracle.MULTIPLE
+    assert len(index_M) == len(np.unique(index_M)) == 4 * 6
     assert 0 < rate_M.mean() < 1 and np.all(rate_M * 8 % 1 == 0)
     best_P = np.argsort(-(rate_M * (1 - rate_M)), kind='stable')[:4]
     assert chosen[step] == index_M[best_P].tolist()

@@ -19,15 +19,15 @@ from jaxrl_llm.runner.context import RunContext
 from jaxrl_llm.runner.grading import grade
 from jaxrl_llm.types import TrainState
 
-MULTIPLE = 8  # candidates for each prompt of a step
 _SEED = 1_000_003  # of the scan, whose noise is not that of the rollouts
 
 
 class Scan:
   """Success rates of random candidates by the weights after each step, from one group of rollouts each."""
 
-  def __init__(self, context: RunContext, pool: sharded_grading.Pool):
-    self.context, self.pool = context, pool
+  def __init__(self, context: RunContext, pool: sharded_grading.Pool, multiple: int):
+    """`multiple`: candidates for each prompt of a step."""
+    self.context, self.pool, self.multiple = context, pool, multiple
     self.generate = programs.compile_generate(context.spec)
     self.seed = np.int32(_SEED + context.config.seed)
     self.index_M, self.rate_M = np.zeros(0, np.int32), np.zeros(0)
@@ -37,7 +37,7 @@ class Scan:
     table, spec = self.context.tables.train, self.context.spec
     weights, block = train_state.sampling_weights(spec, state), len(index_P)
     random = np.random.default_rng((int(self.seed), step))
-    self.index_M = random.choice(len(table), MULTIPLE * block, replace=False).astype(np.int32)
+    self.index_M = random.choice(len(table), self.multiple * block, replace=False).astype(np.int32)
     rates = []
     for part in self.index_M.reshape(-1, block):
       prompts = table.prompts(part, born=step)
@@ -68,13 +68,17 @@ class Oracle:
 
 
 @contextlib.contextmanager
-def chosen_by_oracle(settings: RewardsConfig) -> Iterator[None]:
-  """Runs of `train.run` within take the prompts of an oracle. `settings`: config.rewards of the run."""
+def chosen_by_oracle(settings: RewardsConfig, multiple: int) -> Iterator[None]:
+  """Runs of `train.run` within take the prompts of an oracle, from `multiple` times as many.
+
+  `settings`: config.rewards of the run.
+  """
   original = prompt_encoding.compile_call
   with rewards.Pool(settings) as workers:
 
     def compile_call(context: RunContext) -> Scan:
-      scan, curriculum = Scan(context, sharded_grading.Pool(workers)), context.selection.curriculum
+      scan = Scan(context, sharded_grading.Pool(workers), multiple)
+      curriculum = context.selection.curriculum
       curriculum.propose = Oracle(curriculum, scan)
       return scan
 
