@@ -216,7 +216,7 @@ def _finish(
   timing = {
     'timing_s/choose': dispatched - began,
     'timing_s/gen_update': sampled - dispatched,
-    'timing_s/grade': graded - sampled,
+    'timing_s/grade': graded - sampled - landed.metrics.get('timing_s/encode', 0.0),
     'timing_s/step': graded - began,
     'perf/throughput': landed.metrics['generate/tokens'] / (graded - began),
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -128,10 +129,8 @@ def finish(context: RunContext, pool: ScorePool, received: ReceivedStep) -> Land
   graded = grading.grade(context, pool, pending.prompts, pending.rollout, begun)
   batch = graded.batch
   metrics = {'training/global_step': index} | _as_floats(pending.device_metrics)
-  if pending.encoded is not None and context.selection.curriculum.features is not None:
-    encoded, features = sharding.fetch(pending.encoded), context.selection.curriculum.features
-    prompt_encoding.store(features, encoded, batch.prompts.index_P)
-    prompt_encoding.observe_wording(features, graded)
+  if pending.encoded is not None:
+    metrics |= _store_encoded(context, pending.encoded, graded)
   metrics |= _observe(context, batch, finished_P) | graded.metrics | held_metrics
   metrics |= log_records.metrics(batch)
   if len(sources := context.tables.train.sources) > 1:
@@ -179,6 +178,20 @@ def _mixed_slots(context: RunContext, batch: Batch) -> np.ndarray:
   exists_B, P = np.asarray(batch.rollout.length_B) > 0, len(batch.prompts.index_P)
   slot_B = np.repeat(np.arange(P), len(exists_B) // P)
   return np.asarray(outcomes.mixed(score_BxK, exists_B, slot_B, P))
+
+
+def _store_encoded(
+  context: RunContext, encoded: EncodedPrompts, graded: grading.GradedStep
+) -> dict[str, float]:
+  """Stores what the step encoded for a prior of difficulty; returns how long it waited for that."""
+  features = context.selection.curriculum.features
+  assert features is not None
+  began = time.perf_counter()
+  encoded = sharding.fetch(encoded)
+  waited = time.perf_counter() - began
+  prompt_encoding.store(features, encoded, graded.batch.prompts.index_P)
+  prompt_encoding.observe_wording(features, graded)
+  return {'timing_s/encode': waited}
 
 
 def packed(pending: PendingStep) -> JsonObject:

@@ -765,7 +765,8 @@ def landed(pool, reason_B, sources=('made',), features=None, **failed):
 def test_a_step_stores_states_and_the_words_of_its_right_completions():
   """Half of each group ends in 7, behind a number of its own row; the first number is the same for all."""
   features = PromptFeatures(40, 2, 1, 0, answer_tokens=3)
-  landed(Sevens(), [STOPPED] * B, features=features)
+  step, _ = landed(Sevens(), [STOPPED] * B, features=features)
+  assert step.metrics['timing_s/encode'] >= 0
   assert features.state['known'].tolist() == [True] * (2 * P) + [False] * (40 - 2 * P)
   # Besides the step's own, of which 0 is encoded.
   assert features.state['newest'].tolist() == list(range(1, 2 * P))
