@@ -15,7 +15,7 @@ import numpy as np
 from jaxrl_llm.curriculum import answer_wording
 from jaxrl_llm.curriculum.records import State
 
-_STATES = 256  # that the projection is fitted to
+STATES = 64  # that the projection is fitted to; 256 lower the log loss by 2 % at most, and the first step encodes them
 _LARGEST = 60000.0  # finite in float16
 _LARGEST_ODDS = 10.0  # of an answer that is never or always given
 
@@ -56,7 +56,7 @@ class PromptFeatures:
     A multiple of `block`. Until the projection is fitted, they are enough of them to fit it.
     """
     size = len(self.state['known'])
-    first = -(-min(_STATES, size) // block) * block
+    first = -(-min(STATES, size) // block) * block
     count = self.multiple * block
     start, count = (first + step * count, count) if self.ready else (0, first)
     # A stride without a common divisor with the number of prompts needs no stored order.

@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxrl_llm import data, rewards
 from jaxrl_llm.config import loading, validation
-from jaxrl_llm.curriculum import Curriculum, answer_wording
+from jaxrl_llm.curriculum import Curriculum, answer_wording, prompt_features
 from jaxrl_llm.evaluation import evaluate, held_out
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import state as train_state
@@ -105,7 +105,7 @@ def predictions(found: dict[str, np.ndarray], samples: int, rule: str) -> np.nda
   curriculum = Curriculum(settings, size, group=samples, kind=kind)
   if curriculum.features:
     states = found['states'] if curriculum.features.answer_tokens else found['states'][:, :-1]
-    curriculum.features.fit(states[:256])
+    curriculum.features.fit(states[: prompt_features.STATES])
     curriculum.features.put(np.arange(size), states)
   predicted_2xM = np.zeros((2, size))
   for index in np.array_split(np.arange(size), -(-size // VISITS)):

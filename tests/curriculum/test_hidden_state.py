@@ -362,7 +362,7 @@ def test_each_prompt_is_encoded_in_turn():
   for size in (7, 12, 300):
     features = PromptFeatures(size, 2, 3, seed=size)
     first = features.others(0, 4)
-    assert len(first) % 4 == 0 and len(first) >= min(size, 256)
+    assert len(first) == -(-min(size, 64) // 4) * 4
     features.fit(np.random.default_rng(0).normal(size=(9, 5)))
     order = np.concatenate([first, *(features.others(s, 4) for s in range(size))])
     rounds = order[: len(order) // size * size].reshape(-1, size)
