@@ -59,7 +59,7 @@ VARIANTS = {
   'twice': lambda prompts: 'learner.passes=2',
 }
 # name → (file, steps, steps between evaluations)
-JOBS = {'tiny': ('tiny', 90, 15), 'sums': ('dapo', 60, 30), 'mixture': ('mixture', 60, 30)}
+JOBS = {'tiny': ('tiny', 90, 15), 'sums': ('dapo', 60, 30), 'mixture': ('mixture', 60, 15)}
 # Overrides of smoke runs; a model of characters needs several times as many tokens for a prompt.
 SMOKE = dict.fromkeys(JOBS, smoke.TINY)
 SMOKE['mixture'] += ('model=scratch', 'scratch.max_tokens=1024', 'prompt_tokens=640', 'sft.steps=1')
