@@ -3,15 +3,16 @@
 python -m tests.bench.choices --job=tiny [--rules uniform,default] [--blind] [--out runs/choices] [--smoke]
 Job `tiny` is configs/tiny.py with 20,000 strings of digits. Job `sums` is configs/dapo.py on 2,040 sums, from (2 terms,
 1 digit), which SmolLM2 mostly solves, to (3, 2), which it rarely solves; held-out sums are of the same kinds. Job
-`mixture` is configs/rewards/mixture.py on 20,000 rows that tests/bench/mixture_rows.py writes to --out; its supervised
-start is trained once, for all seeds. The rule `oracle` samples groups of --multiple times as many prompts after each
+`mixture` is configs/rewards/mixture.py on 20,000 rows that tests/bench/mixture_rows.py writes to --out. The supervised
+starts of these two are trained once, for all seeds; without one, each run of `sums` settles on a sentence by chance,
+and that decides where it ends. The rule `oracle` samples groups of --multiple times as many prompts after each
 step and takes those whose rates are nearest to one half; these samples do not count, but take their time. A rule may
 have variants, as in `default-half-twice`: `half` samples half as many prompts in each of as many steps, `twice` learns
 each batch twice, and is compared with `uniform-twice`. With `--blind` all prompts are of one kind, as those of data
 that says nothing of its rows; give it an --out of its own. Every rule starts from the same weights; runs of `sums`
-and of `mixture` share samples of these, those of `sums` once `uniform_0` has them. Seconds are those of the steps, with
-encoding and grading, without evaluation: to measure them, pin the process to a core of an idle machine. Finished runs
-are not repeated; the table shows all runs in --out.
+and of `mixture` share samples of these. Seconds are those of the steps, with encoding and grading, without evaluation:
+to measure them, pin the process to a core of an idle machine. Finished runs are not repeated; the table shows all runs
+in --out.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ VARIANTS = {
 }
 # name → (file, steps, steps between evaluations)
 JOBS = {'tiny': ('tiny', 90, 15), 'sums': ('dapo', 60, 30), 'mixture': ('mixture', 60, 15)}
+# Overrides of the job of sums: answers alone.
+SUMS_START = ('sft.steps=20', 'sft.learning_rate=3e-5', 'sft.prompts=16')
 # Overrides of smoke runs; a model of characters needs several times as many tokens for a prompt.
 SMOKE = dict.fromkeys(JOBS, smoke.TINY)
 SMOKE['mixture'] += ('model=scratch', 'scratch.max_tokens=1024', 'prompt_tokens=640', 'sft.steps=1')
@@ -74,6 +77,7 @@ def job(name: str, rule: str, seed: int, more: tuple[str, ...] = ()):
     f'steps={steps}',
     f'evaluation.every={every}',
     f'checkpoint.every={steps}',
+    *(SUMS_START if name == 'sums' else ()),
   ]
   plain = configs.load(file, [f'--config.{x}' for x in more])
   prompts = validation.sized(plain, jax.devices()).prompts
@@ -221,17 +225,17 @@ def supervised_start(name: str, folder: str, more: tuple[str, ...]) -> tuple[str
   return f'model={model}', 'sft.steps=0'
 
 
-def share_first_evaluation(source: str, folder: str, seed: int, model: str | None = None) -> None:
+def share_first_evaluation(source: str, folder: str, seed: int, model: str) -> None:
   """Give a run the samples that another run drew of the same weights; other weights are evaluated again.
 
-  `source`: folder of the other run. `model`: the name of these weights in the runs that begin with them.
+  `source`: folder of the other run. `model`: the name of these weights in runs that begin with them.
   """
   source, to = (os.path.join(f, 'eval', 'step_000000.json') for f in (source, folder))
   if os.path.exists(to) or not os.path.exists(source):
     return
   with open(source) as file:
     record = json.load(file)
-  record['model'] = model or record['model']
+  record['model'] = model
   record['settings']['seed'] = seed
   os.makedirs(os.path.dirname(to), exist_ok=True)
   with safe_files.replacing(to) as part, open(part, 'x', encoding='utf-8') as file:
@@ -263,17 +267,16 @@ def main() -> None:
   out = os.path.join(options.out, options.job)
   os.makedirs(out, exist_ok=True)
   jax.config.update('jax_compilation_cache_dir', os.path.join(options.out, 'compiled'))
+  start = os.path.abspath(os.path.join(options.out, f'{options.job}_start'))
   if options.job == 'mixture':
     more += write_mixture(os.path.abspath(os.path.join(options.out, 'mixture_rows')), options.smoke)
-    start = os.path.abspath(os.path.join(options.out, 'mixture_start'))
-    more += supervised_start('mixture', start, more)
+  if options.job != 'tiny':
+    more += supervised_start(options.job, start, more)
   for seed in filter(None, options.seeds.split(',')):
     for rule in options.rules.split(','):
       folder = os.path.join(out, f'{rule}_{seed}')
-      if options.job == 'mixture':
+      if options.job != 'tiny':
         share_first_evaluation(f'{start}/run', folder, int(seed), f'{start}/model')
-      elif options.job == 'sums':
-        share_first_evaluation(os.path.join(out, 'uniform_0'), folder, int(seed))
       if curve(options.job, folder, 'greedy') is None:
         config = job(options.job, rule, int(seed), more)
         oracle = chosen_by_oracle(config.rewards, options.multiple)

@@ -156,8 +156,7 @@ def main() -> None:
     more = choices.SMOKE[options.job] if options.smoke else ()
     if options.job == 'mixture':
       more += choices.write_mixture(os.path.join(out, 'mixture_rows'), options.smoke)
-    if options.job != 'sums':
-      more += choices.supervised_start(options.job, os.path.join(out, f'{options.job}_start'), more)
+    more += choices.supervised_start(options.job, os.path.join(out, f'{options.job}_start'), more)
     config = choices.job(options.job, 'default', 0, (*more, 'evaluation.prompts=0'))
     np.savez(path, **measured(config, options.prompts, options.samples))
   with np.load(path) as found:

@@ -36,14 +36,15 @@ def test_half_of_a_number_of_prompts_that_the_machine_gives():
 def test_a_first_evaluation_is_shared_once(tmp_path):
   """Its samples, with the seed of the run that gets them; a run that has its own keeps it, and nothing is made up."""
   source, run = tmp_path / 'first', tmp_path / 'run'
-  choices.share_first_evaluation(str(source), str(run), 3)
+  choices.share_first_evaluation(str(source), str(run), 3, 'mine')
   assert not run.exists()
   (source / 'eval').mkdir(parents=True)
   record = dict(model='m', settings=dict(seed=0, n=4), metrics={'acc': 0.5})
   (source / 'eval' / 'step_000000.json').write_text(json.dumps(record))
-  choices.share_first_evaluation(str(source), str(run), 3)
+  choices.share_first_evaluation(str(source), str(run), 3, 'mine')
   path = run / 'eval' / 'step_000000.json'
-  assert json.loads(path.read_text()) == record | dict(settings=dict(seed=3, n=4))
+  expected = record | dict(model='mine', settings=dict(seed=3, n=4))
+  assert json.loads(path.read_text()) == expected
   choices.share_first_evaluation(str(source), str(run), 4, 'other')
   assert json.loads(path.read_text())['settings']['seed'] == 3
   choices.share_first_evaluation(str(source), str(tmp_path / 'more'), 4, 'other')
