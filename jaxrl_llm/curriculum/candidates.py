@@ -42,10 +42,9 @@ def encoded(
   """The prompts that the last step encoded for `prior_pooling.hidden_state`, besides its own.
 
   The features of all others are older than the policy. `free_N` holds these prompts alone, or all free ones as long as
-  fewer than `slots` of them are encoded.
+  fewer than `slots` of them are encoded, at most 65,536 at random.
   """
-  del slots, seed, passes_N, random
-  return np.flatnonzero(free_N)
+  return subset(free_N, slots, seed, passes_N, random)
 
 
 def stream(

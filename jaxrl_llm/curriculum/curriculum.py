@@ -173,6 +173,18 @@ class Curriculum:
       passes_N[proposal.used] += 1
       self._learned = self._learned | dict(candidates=dict(passes=passes_N))
 
+  def to_encode(self, step: int, block: int) -> np.ndarray:
+    """The prompts that a step of `block` prompts encodes for `features`, besides its own: a multiple of `block`.
+
+    Of those in turn, `selection` takes them by what is known before they are encoded. No change of state.
+    """
+    assert self.features is not None
+    index, count = self.features.others(step, block), self.features.multiple * block
+    if not self.features.ready or len(index) <= count:
+      return index
+    random = np.random.default_rng((self.seed, 3, step))
+    return index[self._stages['selection'](self._utility(index, random, None), count, random)]
+
   def predict(
     self, index: np.ndarray, group: int | np.ndarray | None = None
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -257,17 +257,20 @@ def hidden_state(
   visits: float = 20.0,
   memory: float = 2000.0,
   answer_tokens: int = 0,
+  considered: int = 1,
 ) -> PriorPool:
   """Beta(s·m, s·(1 − m)), logit m = logit m₀ + θ·z: m₀ of the kind, z from the policy's hidden state.
 
   z are `dimensions` features of the hidden state at the last token of the prompt (`prompt_features`), of the prompts
-  of each step and `multiple` times as many others. θ is a logistic regression on first visits, discounted by
+  of each step and `multiple` times as many others: of `considered` times as many, which are taken in turn, those that
+  `selection` prefers by what is known of them before. θ is a logistic regression on first visits, discounted by
   1 − 1/`memory` a visit, and so is m₀, per visit of its kind. The mean of the latest visits, as `fitted_kind` has it,
   varies with the prompts that they were of, and its error would be that of all predictions.
 
   With `answer_tokens`, o − logit m₀ and logit m₀ are two more features: o = log(π(y | x) / (1 − π(y | x))), the odds of
   the row's known answer as the whole completion y, in the words of recent right completions (`answer_wording`), cut at
-  so many tokens. The prior of θ has logit m = o; other weights are 0 in the mean. Ours; π(y | x) as a measure of
+  so many tokens. The prior of θ has logit m = o; other weights are 0 in the mean. `dimensions` may be 0 then, and no
+  prompt is encoded while these words are unknown. Ours; π(y | x) as a measure of
   success without a sample, as a reward there: arXiv:2506.18254 (RLPR), arXiv:2505.21493 (VeriFree).
 
   Reliability is measured on predictions from before the visit: m moves from m₀ by the measured gain, and 1/(1 + s) is
@@ -278,15 +281,17 @@ def hidden_state(
   predicted online across prompts: arXiv:2602.01970 (GPS), by a small generative model there. Both reconstructed from
   the abstract.
   """
-  setting_checks.check_integer('prior_pooling.dimensions', dimensions, 1)
+  setting_checks.check_integer('prior_pooling.dimensions', dimensions, 0 if answer_tokens else 1)
   setting_checks.check_integer('prior_pooling.multiple', multiple, 0)
   setting_checks.check_integer('prior_pooling.answer_tokens', answer_tokens, 0)
+  setting_checks.check_integer('prior_pooling.considered', considered, 1)
   setting_checks.check_range('prior_pooling.ridge', ridge, 0, open_low=True)
   kinds = fitted_kind(dataset, strength=strength, visits=visits)
   setting_checks.check_range('prior_pooling.memory', memory, 1)
   mean_F = np.array([0.0] * dimensions + ([1.0, 0.0, 0.0] if answer_tokens else [0.0]))
   settings = success_head.Settings(ridge, visits, memory, 1 / (1 + strength), mean_F)
-  features = PromptFeatures(dataset.size, dimensions, multiple, dataset.seed, answer_tokens)
+  encoded = multiple, dataset.seed, answer_tokens, considered
+  features = PromptFeatures(dataset.size, dimensions, *encoded)
   stage = hidden_state_prior.HiddenStatePrior(dataset, kinds, features, settings)
   return PriorPool(stage.initial(), stage.prior, stage.learn, features=features)
 

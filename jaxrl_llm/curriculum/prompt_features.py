@@ -2,7 +2,7 @@
 
 The projection is fixed by the first states: their mean is removed, and the principal components of largest variance are
 scaled to unit variance. A random projection of a state of hundreds of features would keep a small share of each. The
-log-odds of the known answer, where they are read, are kept beside them as they are.
+log-odds of the known answer, where they are read, are kept beside them as they are, or alone.
 """
 
 from __future__ import annotations
@@ -23,13 +23,21 @@ _LARGEST_ODDS = 10.0  # of an answer that is never or always given
 class PromptFeatures:
   """Features of `size` prompts. Arrays of `state` change in place, as copies of them would take most of a step."""
 
-  def __init__(self, size: int, dimensions: int, multiple: int, seed: int, answer_tokens: int = 0):
+  def __init__(
+    self,
+    size: int,
+    dimensions: int,
+    multiple: int,
+    seed: int,
+    answer_tokens: int = 0,
+    considered: int = 1,
+  ):
     """Each step encodes `multiple` times as many prompts as it has, and its own unless the last step did.
 
-    K features of the hidden state: `dimensions`. With `answer_tokens`, the log-odds of the answer, which is cut at so
-    many tokens, are one more value of a prompt.
+    They are chosen from `considered` times as many. K features of the hidden state: `dimensions`, which may be 0 with
+    `answer_tokens`: the log-odds of the answer, which is cut at so many tokens, are one more value of a prompt.
     """
-    self.multiple, self.answer_tokens = multiple, answer_tokens
+    self.multiple, self.answer_tokens, self._considered = multiple, answer_tokens, considered
     self.latest = np.zeros(0, np.int64)  # prompts of the last `put`
     self._seed = seed
     self.state: State = dict(
@@ -43,21 +51,31 @@ class PromptFeatures:
 
   @property
   def ready(self) -> bool:
-    """Whether the projection is fitted."""
-    return len(self.state['center']) > 0
+    """Whether the projection is fitted, or none is needed."""
+    return len(self.state['center']) > 0 or not self._dimensions
+
+  @property
+  def idle(self) -> bool:
+    """Whether encoding tells nothing yet: odds alone are kept, and the words of answers are unknown."""
+    return not self._dimensions and answer_wording.commonest(self.state['wordings']) is None
+
+  @property
+  def _dimensions(self) -> int:
+    return self.state['basis'].shape[1]
 
   def are_new(self, index_P: np.ndarray) -> bool:
     """Whether the last step encoded all these prompts, of which none was its own."""
     return bool(np.isin(index_P, self.state['newest']).all())
 
   def others(self, step: int, block: int) -> np.ndarray:
-    """The prompts that a step encodes besides its own `block` of them; over steps, each prompt in turn.
+    """The prompts that a step may encode besides its own `block` of them; over steps, each prompt in turn.
 
-    A multiple of `block`. Until the projection is fitted, they are enough of them to fit it.
+    A multiple of `block`, or all prompts. Until the projection is fitted, they are enough of them to fit it.
     """
     size = len(self.state['known'])
     first = -(-min(STATES, size) // block) * block
-    count = self.multiple * block
+    least = self.multiple * block
+    count = max(least, min(least * self._considered, size))
     start, count = (first + step * count, count) if self.ready else (0, first)
     # A stride without a common divisor with the number of prompts needs no stored order.
     stride = int(np.random.default_rng((self._seed, 2)).integers(size)) or 1
@@ -68,7 +86,7 @@ class PromptFeatures:
   def fit(self, states_MxF: np.ndarray) -> None:
     """Fits the projection. Fewer states than features leave features of 0."""
     hidden_MxD, _ = self._parts(np.asarray(states_MxF, np.float64))
-    center_D, basis_DxK = _principal(hidden_MxD, self.state['basis'].shape[1])
+    center_D, basis_DxK = _principal(hidden_MxD, self._dimensions)
     self.state['center'] = center_D.astype(np.float32)
     self.state['basis'] = basis_DxK.astype(np.float32)
 
@@ -80,6 +98,8 @@ class PromptFeatures:
     `own_P`: the prompts of the step, encoded in it or before. Odds of an unknown answer are nan.
     """
     hidden_MxD, odds_MxA = self._parts(np.asarray(states_MxF, np.float32))
+    if not self._dimensions:
+      hidden_MxD = hidden_MxD[:, :0]
     values_MxK = (hidden_MxD - self.state['center']) @ self.state['basis']
     values_MxK = np.clip(values_MxK, -_LARGEST, _LARGEST)
     odds_MxA = np.clip(odds_MxA, -_LARGEST_ODDS, _LARGEST_ODDS)

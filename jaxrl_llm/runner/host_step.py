@@ -129,8 +129,8 @@ def finish(context: RunContext, pool: ScorePool, received: ReceivedStep) -> Land
   graded = grading.grade(context, pool, pending.prompts, pending.rollout, begun)
   batch = graded.batch
   metrics = {'training/global_step': index} | _as_floats(pending.device_metrics)
-  if pending.encoded is not None:
-    metrics |= _store_encoded(context, pending.encoded, graded)
+  if context.selection.curriculum.features is not None:
+    metrics |= _learn_features(context, pending.encoded, graded)
   metrics |= _observe(context, batch, finished_P) | graded.metrics | held_metrics
   metrics |= log_records.metrics(batch)
   if len(sources := context.tables.train.sources) > 1:
@@ -180,8 +180,8 @@ def _mixed_slots(context: RunContext, batch: Batch) -> np.ndarray:
   return np.asarray(outcomes.mixed(score_BxK, exists_B, slot_B, P))
 
 
-def _store_encoded(
-  context: RunContext, encoded: EncodedPrompts, graded: grading.GradedStep
+def _learn_features(
+  context: RunContext, encoded: EncodedPrompts | None, graded: grading.GradedStep
 ) -> dict[str, float]:
   """Stores what the step encoded for a prior of difficulty; returns how long it waited for that."""
   features = context.selection.curriculum.features
@@ -189,7 +189,8 @@ def _store_encoded(
   began = time.perf_counter()
   encoded = sharding.fetch(encoded)
   waited = time.perf_counter() - began
-  prompt_encoding.store(features, encoded, graded.batch.prompts.index_P)
+  if encoded is not None:
+    prompt_encoding.store(features, encoded, graded.batch.prompts.index_P)
   prompt_encoding.observe_wording(features, graded)
   return {'timing_s/encode': waited}
 

@@ -15,7 +15,7 @@ from jaxrl_llm.runner.context import EncodedPrompts, RunContext
 from jaxrl_llm.runner.grading import GradedStep
 from jaxrl_llm.types import STOPPED, Array, TrainState, UserError
 
-Encode = Callable[[int, TrainState, np.ndarray], EncodedPrompts]
+Encode = Callable[[int, TrainState, np.ndarray], EncodedPrompts | None]
 _WIDTHS = 4  # of the programs that encode, from a quarter of the longest row to all of it
 
 
@@ -23,19 +23,23 @@ def compile_call(context: RunContext) -> Encode | None:
   """(step, state, the step's prompts) → hidden states of these and of others; None where no prior reads them.
 
   The step's prompts are left out where the last step encoded all of them. The data set's own prompts are encoded,
-  without hints: the posterior is theirs. Nothing waits for the device. Raises UserError where the prior reads answers
+  without hints: the posterior is theirs. The call returns None where that would tell nothing yet. Nothing waits for the
+  device. Raises UserError where the prior reads answers
   and no row has one.
   """
-  features = context.selection.curriculum.features
+  curriculum = context.selection.curriculum
+  features = curriculum.features
   if features is None:
     return None
   program, table = programs.compile_encode(context.spec), context.tables.train
   tokenizer, answer_tokens = context.models.policy.tokenizer, _answer_tokens(context)
 
-  def call(step: int, state: TrainState, index_P: np.ndarray) -> EncodedPrompts:
+  def call(step: int, state: TrainState, index_P: np.ndarray) -> EncodedPrompts | None:
+    if features.idle:
+      return None
     state, block = state._replace(carried=()), len(index_P)
     own = index_P[: 0 if features.are_new(index_P) else block]
-    index_M = np.concatenate([own, features.others(step, block)]).astype(np.int32)
+    index_M = np.concatenate([own, curriculum.to_encode(step, block)]).astype(np.int32)
     rows, phrase = [table.rows[i] for i in index_M], features.phrase
     answers = data.known_answers(rows, tokenizer, answer_tokens, phrase)
     return encoded(functools.partial(program, state), table, index_M, answers, block)

@@ -34,9 +34,7 @@ RULES = {
   'fitted kinds': dict(prior_pooling=dict(fn='fitted_kind')),
   'regression': dict(prior_pooling=dict(fn='regression')),
   'hidden states': dict(prior_pooling=dict(fn='hidden_state')),
-  'answer odds': dict(
-    candidates=dict(fn='encoded'), prior_pooling=dict(fn='hidden_state', answer_tokens=16)
-  ),
+  'answer odds': loading.load('answer_odds').curriculum.to_dict(),
   'mixed domains': dict(domain_mix=dict(fn='mix', targets=dict(a=1.0, b=1.0))),
 }
 
@@ -51,7 +49,8 @@ def make(rule: str, size: int, random: np.random.Generator) -> tuple[Curriculum,
   kind = random.integers(0, 100, size)
   curriculum = Curriculum(settings, size, group=G, kind=kind, columns=columns)
   if features := curriculum.features:
-    features.fit(random.normal(size=(4 * HIDDEN, HIDDEN)))
+    if not features.ready:
+      features.fit(random.normal(size=(4 * HIDDEN, HIDDEN)))
     for part in np.array_split(np.arange(size), -(-size // BLOCK)):
       features.put(part, random.normal(size=(len(part), HIDDEN)))
   lengths = LengthEstimate(size)
@@ -78,7 +77,7 @@ def measure(rule: str, size: int, slots: int, steps: int) -> tuple[float, float,
     index = proposal.index
     if features:
       own = index[: 0 if features.are_new(index) else slots]
-      encoded = np.concatenate([own, features.others(step, slots)])
+      encoded = np.concatenate([own, curriculum.to_encode(step, slots)])
       features.put(encoded, hidden[: len(encoded)], index)
     proposed = time.process_time()
     k = random.integers(0, G + 1, slots)

@@ -41,8 +41,10 @@ RULES = {
   'fitted_kind, blind': (dict(fn='fitted_kind'), False),
   'hidden_state': (dict(fn='hidden_state'), True),
   'hidden_state, blind': (dict(fn='hidden_state'), False),
-  'answer_odds': (dict(fn='hidden_state', answer_tokens=ANSWER), True),
-  'answer_odds, blind': (dict(fn='hidden_state', answer_tokens=ANSWER), False),
+  'answer_odds': (dict(fn='hidden_state', dimensions=0, answer_tokens=ANSWER), True),
+  'answer_odds, blind': (dict(fn='hidden_state', dimensions=0, answer_tokens=ANSWER), False),
+  'both': (dict(fn='hidden_state', answer_tokens=ANSWER), True),
+  'both, blind': (dict(fn='hidden_state', answer_tokens=ANSWER), False),
 }
 
 
@@ -105,7 +107,8 @@ def predictions(found: dict[str, np.ndarray], samples: int, rule: str) -> np.nda
   curriculum = Curriculum(settings, size, group=samples, kind=kind)
   if curriculum.features:
     states = found['states'] if curriculum.features.answer_tokens else found['states'][:, :-1]
-    curriculum.features.fit(states[: prompt_features.STATES])
+    if not curriculum.features.ready:
+      curriculum.features.fit(states[: prompt_features.STATES])
     curriculum.features.put(np.arange(size), states)
   predicted_2xM = np.zeros((2, size))
   for index in np.array_split(np.arange(size), -(-size // VISITS)):

@@ -27,6 +27,8 @@ B = P * G
 class Observer:
   """Stands for the curriculum and the lengths."""
 
+  features = None
+
   def observe(self, *evidence, **graded):
     self.observed, self.graded = evidence, graded
 
