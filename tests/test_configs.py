@@ -95,7 +95,7 @@ WITNESS = dict(
   seeupo=lambda row: row['actor/turns'] > 1,
   calculator=lambda row: row['critic/score/environment'] == 0 and row['environment/turns'] >= 1,
   hidden_state=lambda row: row['curriculum/encoded'] == 1,
-  answer_odds=lambda row: row['curriculum/encoded'] == 1,
+  answer_odds=lambda row: row['curriculum/encoded'] == row['curriculum/with_odds'] == 0,  # no words
   olr=lambda row: 'labels/replaced' in row,
   entropy_bonus=lambda row: row['actor/entropy_coef'] > 0,
   skywork_or1=lambda row: row['actor/entropy_coef'] > 0,

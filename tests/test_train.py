@@ -48,7 +48,7 @@ HIDDEN = dict(
   checkpoint=dict(every=3, keep=2),
   curriculum=dict(
     candidates=dict(fn='encoded'),
-    prior_pooling=dict(fn='hidden_state', dimensions=3, multiple=1, answer_tokens=4),
+    prior_pooling=dict(fn='hidden_state', dimensions=3, multiple=1, answer_tokens=4, considered=3),
   ),
   evaluation=dict(every=0, prompts=8, samples=0),
 )

@@ -7,7 +7,7 @@ import pytest
 from curricula import PLAIN, G, make, observe, same
 from scipy import optimize
 
-from jaxrl_llm.curriculum import success_head
+from jaxrl_llm.curriculum import answer_wording, candidates, success_head
 from jaxrl_llm.curriculum.prompt_features import PromptFeatures
 from jaxrl_llm.types import UserError
 
@@ -341,6 +341,12 @@ def test_candidates_are_what_the_last_step_encoded_besides_its_own():
   assert len(many) == 20 and 60 not in many
 
 
+def test_a_million_candidates_are_not_compared_where_nothing_is_encoded():
+  free = np.ones(70_000, bool)
+  chosen = candidates.encoded(free, 4, 0, free * 0, np.random.default_rng(0))
+  assert len(np.unique(chosen)) == 65_536
+
+
 def test_a_restored_curriculum_has_the_same_candidates():
   whole, hidden = of_encoded(), np.random.default_rng(0).normal(size=(200, D))
   encode(whole, hidden, np.arange(40))
@@ -368,6 +374,71 @@ def test_each_prompt_is_encoded_in_turn():
     rounds = order[: len(order) // size * size].reshape(-1, size)
     assert all(np.array_equal(np.sort(r), np.arange(size)) for r in rounds)
     assert len(features.others(0, 4)) == 12
+
+
+def of_kinds(size=400, **settings):
+  """Of two kinds, of which one is mixed and the other always wrong; a few visits have told which."""
+  curriculum = predictor(size, kind=np.arange(size) % 2, multiple=2, considered=4, **settings)
+  seen = np.arange(40)
+  observe(curriculum, seen, np.where(seen % 2, G // 2, 0))
+  return curriculum
+
+
+def test_prompts_of_promising_kinds_are_encoded_each_in_its_turn():
+  curriculum, size = of_kinds(dimensions=0, answer_tokens=4), 400
+  plain = PromptFeatures(size, 0, 8, 0, answer_tokens=4)  # all that are considered
+  turns = np.concatenate([plain.others(step, 5) for step in range(10)])
+  assert np.array_equal(np.sort(turns), np.arange(size))
+  before = curriculum.state_dict()
+  for step in range(10):
+    chosen = curriculum.to_encode(step, 5)
+    considered = turns[40 * step :][:40]
+    assert len(set(chosen)) == 10 and set(chosen) <= set(considered)
+    # The mixed kind has enough of them; it is half of all.
+    assert (chosen % 2).all() and 15 <= (considered % 2).sum() <= 25
+    assert np.array_equal(curriculum.to_encode(step, 5), chosen)
+  assert same(curriculum.state_dict(), before)
+
+
+def test_no_more_prompts_are_considered_than_there_are():
+  curriculum = of_kinds(size=50, dimensions=0, answer_tokens=4)
+  chosen = curriculum.to_encode(3, 10)
+  assert len(set(chosen)) == 20 and (chosen % 2).all()  # all 50 were
+  twice = curriculum.to_encode(3, 30)
+  assert len(twice) == 60 and set(twice) == set(range(50))
+
+
+def test_the_projection_is_fitted_to_prompts_of_all_kinds():
+  curriculum = of_kinds()
+  first = curriculum.to_encode(0, 4)
+  assert len(first) == 64 and 20 < (first % 2).sum() < 44
+  curriculum.features.fit(np.random.default_rng(0).normal(size=(64, D)))
+  assert len(curriculum.to_encode(0, 4)) == 8 and (curriculum.to_encode(0, 4) % 2).all()
+
+
+def test_odds_alone_are_kept_and_predict():
+  random = np.random.default_rng(0)
+  odds = random.normal(-1, 2, N)
+  p, states = 1 / (1 + np.exp(-odds)), with_odds(random.normal(size=(N, D)), odds)
+  curriculum = predictor(dimensions=0, answer_tokens=4)
+  features = curriculum.features
+  assert features.ready and features.idle
+  features.observe([answer_wording.Group(x, '7', ['7']) for x in 'ab'])
+  assert not features.idle
+  watch(curriculum, states, p, random)
+  unseen = np.arange(1000, N)
+  encode(curriculum, states, unseen)
+  observe(curriculum, np.zeros(0, int), np.zeros(0, int))
+  np.testing.assert_allclose(
+    features.state['values'][unseen, 0], np.clip(odds[unseen], -10, 10), atol=5e-3
+  )
+  assert features.state['values'].shape == (N, 1)
+  assert np.abs(curriculum.predict(unseen)[0] - p[unseen]).mean() < 0.015
+
+
+def test_states_are_kept_before_any_words_are_known():
+  assert not PromptFeatures(8, 2, 1, 0, answer_tokens=4).idle
+  assert not PromptFeatures(8, 2, 1, 0).idle
 
 
 def test_a_saved_head_continues_to_the_bit():
@@ -412,7 +483,7 @@ def test_a_prompt_takes_64_bytes():
   'name, value',
   [
     *(('dimensions', 0), ('multiple', -1), ('answer_tokens', -1), ('ridge', 0.0), ('strength', 0.0)),
-    *(('visits', 0.0), ('memory', 0.5)),
+    *(('visits', 0.0), ('memory', 0.5), ('considered', 0)),
   ],
 )  # fmt: skip
 def test_settings_out_of_range_are_user_errors(name, value):

@@ -111,7 +111,7 @@ def test_two_processes_replay_the_same_groups(tmp_path):
 
 def test_two_processes_predict_the_same_from_hidden_states(tmp_path):
   """Each process encodes its rows and their answers in the same words, and all store the states of all."""
-  pooling = dict(fn='hidden_state', dimensions=3, multiple=1, answer_tokens=4)
+  pooling = dict(fn='hidden_state', dimensions=3, multiple=1, answer_tokens=4, considered=2)
   taught = dict(sft=tiny_job.CONFIG['sft'], rewards=None)
   job = JOB | taught | dict(steps=4, curriculum=dict(prior_pooling=pooling))
   config = tiny_job.config_file(tmp_path, **job)

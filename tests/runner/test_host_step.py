@@ -744,7 +744,7 @@ class Failing(Sevens):
     return scores_of(parts_BxK, {'grade/crashes': 2}, outcome_B, 'it broke')
 
 
-def landed(pool, reason_B, sources=('made',), features=None, **failed):
+def landed(pool, reason_B, sources=('made',), features=None, encodes=True, **failed):
   context = make_context()
   context.grading.vote = context.grading.truncate = context.replay.collector = None
   context.config.seed = 0
@@ -759,6 +759,7 @@ def landed(pool, reason_B, sources=('made',), features=None, **failed):
   )
   if features is not None:
     context.selection.curriculum.features = features
+  if features is not None and encodes:
     states = tuple(np.eye(P, 6, dtype=np.float32) for _ in range(2))
     pending = pending._replace(encoded=EncodedPrompts(np.arange(2 * P), states))
   return host_step.land(context, pool, pending), context
@@ -774,6 +775,13 @@ def test_a_step_stores_states_and_the_words_of_its_right_completions():
   assert features.state['newest'].tolist() == list(range(1, 2 * P))
   words = json.loads(features.state['wordings'].tobytes())
   assert words == [[f'5 {b} ', None, '', '', 0.5] for b in range(0, B, 2)]
+
+
+def test_a_step_that_encodes_nothing_learns_words():
+  features = PromptFeatures(40, 0, 1, 0, answer_tokens=3)
+  step, _ = landed(Sevens(), [STOPPED] * B, features=features, encodes=False)
+  assert step.metrics['timing_s/encode'] >= 0 and not features.state['known'].any()
+  assert len(json.loads(features.state['wordings'].tobytes())) == B // 2
 
 
 class Graded:

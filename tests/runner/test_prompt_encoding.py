@@ -192,6 +192,21 @@ def test_as_long_as_words_are_unknown_no_answer_has_odds(odds, monkeypatch):
   assert np.isnan(hidden_MxD[:, -1]).all() and np.isfinite(hidden_MxD[:, :-1]).all()
 
 
+def test_nothing_is_encoded_for_odds_alone_before_words_are_known():
+  config = small()
+  config.curriculum.prior_pooling.update(dimensions=0, answer_tokens=6, multiple=2, considered=3)
+  context, state, encode = started(config)
+  curriculum = context.selection.curriculum
+  assert encode(0, state, np.arange(P)) is None
+  curriculum.features.observe(groups('7', '8'))
+  encoded = sharding.fetch(encode(1, state, np.arange(P)))
+  assert set(encoded.index_M) == {*range(P), *curriculum.to_encode(1, P)}
+  assert len(encoded.index_M) == 3 * P
+  prompt_encoding.store(curriculum.features, encoded, np.arange(P))
+  values = curriculum.features.state['values'][encoded.index_M]
+  assert values.shape == (3 * P, 1) and np.isfinite(values).all()
+
+
 def test_the_odds_are_those_of_the_answer_and_its_end(odds):
   """log π(y | x) − log(1 − π(y | x)), against the model run on each prompt and answer alone."""
   context, state, encode = odds
