@@ -65,8 +65,9 @@ JOBS = {'tiny': ('tiny', 90, 15), 'sums': ('dapo', 60, 30), 'mixture': ('mixture
 SUMS_START = ('sft.steps=20', 'sft.learning_rate=3e-5', 'sft.prompts=16')
 # Overrides of smoke runs; a model of characters needs several times as many tokens for a prompt.
 SMOKE = dict.fromkeys(JOBS, smoke.TINY)
-SMOKE['mixture'] += ('model=scratch', 'scratch.max_tokens=1024', 'prompt_tokens=640', 'sft.steps=1')
-SMOKE['mixture'] += ('sft.prompts=2', 'evaluation.prompts=99', 'completion_tokens=4')
+CHARACTERS = ('model=scratch', 'sft.steps=1', 'sft.prompts=2', 'completion_tokens=4')
+SMOKE['sums'] += (*CHARACTERS, 'scratch.max_tokens=256', 'prompt_tokens=160')
+SMOKE['mixture'] += (*CHARACTERS, 'scratch.max_tokens=1024', 'prompt_tokens=640', 'evaluation.prompts=99')
 
 
 def job(name: str, rule: str, seed: int, more: tuple[str, ...] = ()):
