@@ -95,5 +95,4 @@ class HiddenStatePrior(NamedTuple):
 
   def _expected(self, state: State, index: Index) -> np.ndarray:
     """m₀, the mean success rate of the kind of each prompt."""
-    right_K, wrong_K = state['slow'] + 1.0
-    return (right_K / (right_K + wrong_K))[self.dataset.kind_N[index]]
+    return pooled_sums.kind_rates(state['slow'])[self.dataset.kind_N[index]]

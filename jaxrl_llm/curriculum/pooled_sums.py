@@ -32,6 +32,18 @@ def decayed_sums(
   return sums_SxK
 
 
+def kind_rates(counts_2xK: np.ndarray) -> np.ndarray:
+  """Success rate of each kind from right and wrong counts, with two pseudo-counts of the rate of all kinds, m.
+
+  (right + 2·m) / (right + wrong + 2), m = (Σ right + 1) / (Σ right + Σ wrong + 2): a kind without evidence is like the
+  others. Were its rate one half, it would look mixed, and a step of few prompts would try one hopeless kind after
+  another.
+  """
+  right_K, total_K = counts_2xK[0], counts_2xK.sum(0)
+  everywhere = (right_K.sum() + 1) / (total_K.sum() + 2)
+  return (right_K + 2 * everywhere) / (total_K + 2)
+
+
 def strength(share: np.ndarray) -> np.ndarray:
   """s of 1/(1 + s) = `share`, s in [0.1, 100], in the type of `share`."""
   return 1 / np.clip(share, 1 / 101, 1 / 1.1) - 1

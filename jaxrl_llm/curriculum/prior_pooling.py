@@ -52,7 +52,7 @@ def fitted_kind(
   Method of moments for a Beta-binomial: E[p] from the scores x of a group, E[p²] from its pairs,
   Σ_{i≠j} x_i·x_j / (n(n − 1)), which is exact for graded scores, too. Var(p)/(m(1 − m)) of a kind is shrunk toward
   that of all kinds, and this toward 1/(1 + `strength`), each by `visits` visits. Moments are averages over about the
-  last `memory` visits of a kind; m decays by config.curriculum.kind_decay.
+  last `memory` visits of a kind; m decays by config.curriculum.kind_decay and begins at that of all kinds.
 
   Only first visits count, because their prompts were chosen without evidence of their own; later ones are chosen for
   their posterior. After 32 visits of a kind without a first one, m follows all visits, and s stays.
@@ -63,8 +63,7 @@ def fitted_kind(
   kinds = dataset.kinds
 
   def prior(state: State, index: Index) -> np.ndarray:
-    right_K, wrong_K = state['pooled'] + 1.0
-    rate_K = right_K / (right_K + wrong_K)
+    rate_K = pooled_sums.kind_rates(state['pooled'])
     strength_K = _fitted_strength(state['moments'], strength, visits)
     prior_2xK = np.stack([strength_K * rate_K, strength_K * (1 - rate_K)]).astype(np.float32)
     kind_I = dataset.kind_N[index]

@@ -7,6 +7,7 @@ import pytest
 from curricula import PLAIN, G, make, observe
 from scipy import optimize, stats
 
+from jaxrl_llm.curriculum import pooled_sums
 from jaxrl_llm.types import UserError
 
 EXACT = dict(visits=1e-6, memory=1e9)  # no shrinkage, all visits
@@ -134,6 +135,17 @@ def test_only_first_visits_count_until_there_are_none():
   now = curriculum.posterior(np.array([2]))
   observe(curriculum, [0], [8])  # not first, and first visits are back
   assert curriculum.posterior(np.array([2])) == now
+
+
+def test_a_kind_without_evidence_is_like_the_others():
+  """Of kinds 0 and 1, 3 of 16 rollouts are right; 2 has none, and two pseudo-counts of (3 + 1) / (16 + 2)."""
+  curriculum = fitted([0, 1, 2, 2])
+  observe(curriculum, np.arange(2), np.array([0, 3]))
+  expected = np.array([2 * 4 / 18 / 10, (3 + 2 * 4 / 18) / 10, 4 / 18])
+  rates = pooled_sums.kind_rates(np.array([[0.0, 3.0, 0.0], [8.0, 5.0, 0.0]]))
+  np.testing.assert_allclose(rates, expected)
+  np.testing.assert_allclose(curriculum.predict(np.arange(2, 4))[0], 4 / 18, rtol=1e-6)
+  assert fitted([0, 1]).predict(np.arange(2))[0].tolist() == [0.5, 0.5]
 
 
 @pytest.mark.parametrize('name, value', [('strength', 0.0), ('visits', 0.0), ('memory', 0.5)])
