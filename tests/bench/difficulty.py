@@ -43,8 +43,8 @@ RULES = {
   'hidden_state, blind': (dict(fn='hidden_state'), False),
   'answer_odds': (dict(fn='hidden_state', dimensions=0, answer_tokens=ANSWER), True),
   'answer_odds, blind': (dict(fn='hidden_state', dimensions=0, answer_tokens=ANSWER), False),
-  'both': (dict(fn='hidden_state', answer_tokens=ANSWER), True),
-  'both, blind': (dict(fn='hidden_state', answer_tokens=ANSWER), False),
+  'odds and states': (dict(fn='hidden_state', answer_tokens=ANSWER), True),
+  'odds and states, blind': (dict(fn='hidden_state', answer_tokens=ANSWER), False),
 }
 
 
