@@ -56,7 +56,7 @@ class PromptFeatures:
 
   @property
   def idle(self) -> bool:
-    """Whether encoding tells nothing yet: odds alone are kept, and the words of answers are unknown."""
+    """Whether encoding is of no use yet: odds alone are kept, and the words of answers are unknown."""
     return not self._dimensions and answer_wording.commonest(self.state['wordings']) is None
 
   @property

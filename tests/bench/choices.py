@@ -67,7 +67,12 @@ SUMS_START = ('sft.steps=20', 'sft.learning_rate=3e-5', 'sft.prompts=16')
 SMOKE = dict.fromkeys(JOBS, smoke.TINY)
 CHARACTERS = ('model=scratch', 'sft.steps=1', 'sft.prompts=2', 'completion_tokens=4')
 SMOKE['sums'] += (*CHARACTERS, 'scratch.max_tokens=256', 'prompt_tokens=160')
-SMOKE['mixture'] += (*CHARACTERS, 'scratch.max_tokens=1024', 'prompt_tokens=640', 'evaluation.prompts=99')
+SMOKE['mixture'] += (
+  *CHARACTERS,
+  'scratch.max_tokens=1024',
+  'prompt_tokens=640',
+  'evaluation.prompts=99',
+)
 
 
 def job(name: str, rule: str, seed: int, more: tuple[str, ...] = ()):
