@@ -23,9 +23,8 @@ def compile_call(context: RunContext) -> Encode | None:
   """(step, state, the step's prompts) → hidden states of these and of others; None where no prior reads them.
 
   The step's prompts are left out where the last step encoded all of them. The data set's own prompts are encoded,
-  without hints: the posterior is theirs. The call returns None where that is of no use yet. Nothing waits for the device.
-  Raises UserError where the prior reads answers
-  and no row has one.
+  without hints: the posterior is theirs. The call returns None where that is of no use yet. Nothing waits for the
+  device. Raises UserError where the prior reads answers and no row has one.
   """
   curriculum = context.selection.curriculum
   features = curriculum.features
