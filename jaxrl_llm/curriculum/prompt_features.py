@@ -108,6 +108,10 @@ class PromptFeatures:
     self.latest = np.unique(index_M)
     self.state['newest'] = np.setdiff1d(index_M, own_P)
 
+  def put_nothing(self) -> None:
+    """Of a step that encoded nothing: what an earlier one encoded would be chosen again and again."""
+    self.latest, self.state['newest'] = self.latest[:0], self.state['newest'][:0]
+
   @property
   def phrase(self) -> Callable[[str, str], str]:
     """(question, answer) → the answer in the words of right completions; '' as long as these are unknown."""

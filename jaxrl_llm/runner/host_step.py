@@ -189,7 +189,9 @@ def _learn_features(
   began = time.perf_counter()
   encoded = sharding.fetch(encoded)
   waited = time.perf_counter() - began
-  if encoded is not None:
+  if encoded is None:
+    features.put_nothing()
+  else:
     prompt_encoding.store(features, encoded, graded.batch.prompts.index_P)
   prompt_encoding.observe_wording(features, graded)
   return {'timing_s/encode': waited}

@@ -777,10 +777,12 @@ def test_a_step_stores_states_and_the_words_of_its_right_completions():
   assert words == [[f'5 {b} ', None, '', '', 0.5] for b in range(0, B, 2)]
 
 
-def test_a_step_that_encodes_nothing_learns_words():
+def test_a_step_that_encodes_nothing_learns_words_and_leaves_no_candidates():
   features = PromptFeatures(40, 0, 1, 0, answer_tokens=3)
+  features.state['newest'] = features.latest = np.arange(5)
   step, _ = landed(Sevens(), [STOPPED] * B, features=features, encodes=False)
   assert step.metrics['timing_s/encode'] >= 0 and not features.state['known'].any()
+  assert not len(features.state['newest']) and not len(features.latest)
   assert len(json.loads(features.state['wordings'].tobytes())) == B // 2
 
 
