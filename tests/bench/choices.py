@@ -11,8 +11,8 @@ have variants, as in `default-half-twice`: `half` samples half as many prompts i
 each batch twice, and is compared with `uniform-twice`. With `--blind` all prompts are of one kind, as those of data
 that says nothing of its rows; give it an --out of its own. Every rule starts from the same weights; runs of `sums`
 and of `mixture` share samples of these. Seconds are those of the steps, with encoding and grading, without evaluation:
-to measure them, pin the process to a core of an idle machine. Finished runs are not repeated; the table shows all runs
-in --out.
+to measure them, pin the process to a core of an idle machine. Finished runs are not repeated, and keep no checkpoint;
+the table shows all runs in --out.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ RULES = {
   'dynamic': ('dynamic_sampling', dict(utility=dict(fn='uniform'), prior_pooling=dict(fn='none'))),
   'mopps': ('mopps', {}),
   'bots': ('bots', {}),
+  'dots': ('dots', {}),
+  'greso': ('greso', {}),
+  'vade': ('vade', {}),
   'default': ('dapo', {}),
   'hidden_state': ('hidden_state', {}),
   'answer_odds': ('answer_odds', {}),
@@ -218,6 +221,11 @@ def write_mixture(folder: str, is_smoke: bool) -> tuple[str, ...]:
   return f'data.path={folder}/rows.jsonl', f'data.eval_path={folder}/held_out.jsonl'
 
 
+def drop_checkpoints(folder: str) -> None:
+  """Remove the checkpoints of a finished run, of which each takes 1.6 GB with SmolLM2."""
+  shutil.rmtree(os.path.join(folder, 'checkpoints'), ignore_errors=True)
+
+
 def supervised_start(name: str, folder: str, more: tuple[str, ...]) -> tuple[str, ...]:
   """Train the supervised start of a job unless it is there; returns the overrides of runs from it."""
   model, run = os.path.join(folder, 'model'), os.path.join(folder, 'run')
@@ -228,6 +236,7 @@ def supervised_start(name: str, folder: str, more: tuple[str, ...]) -> tuple[str
     shutil.rmtree(part, ignore_errors=True)
     export.export_checkpoint(config, run, part, 'float32')
     os.rename(part, model)
+    drop_checkpoints(run)
   return f'model={model}', 'sft.steps=0'
 
 
@@ -288,6 +297,7 @@ def main() -> None:
         oracle = chosen_by_oracle(config.rewards, options.multiple)
         with oracle if rule.startswith('oracle') else contextlib.nullcontext():
           train.run(config, folder)
+        drop_checkpoints(folder)
   table(options.job, out)
   if options.job == 'mixture':
     by_source(options.job, out)

@@ -144,13 +144,16 @@ def table(found: dict[str, np.ndarray], samples: int) -> str:
   return results.table(header, rows)
 
 
-def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
+  """The options that name a recording."""
   parser.add_argument('--job', choices=list(choices.JOBS), default='tiny')
   parser.add_argument('--prompts', type=int, default=1200)
   parser.add_argument('--samples', type=int, default=8)
   parser.add_argument('--out', default='runs/difficulty')
-  options = smoke.parse(parser, prompts=48, samples=2)
+
+
+def recording(options: argparse.Namespace) -> dict[str, np.ndarray]:
+  """What `measured` returns, from --out if it is there."""
   out = os.path.abspath(options.out)
   os.makedirs(out, exist_ok=True)
   jax.config.update('jax_compilation_cache_dir', os.path.join(out, 'compiled'))
@@ -163,12 +166,20 @@ def main() -> None:
     config = choices.job(options.job, 'default', 0, (*more, 'evaluation.prompts=0'))
     np.savez(path, **measured(config, options.prompts, options.samples))
   with np.load(path) as found:
-    kinds, right = len(np.unique(found['kind'])), found['right'].mean() / options.samples
-    print(
-      f'{options.job}: {options.prompts} prompts of {kinds} kinds, {options.samples} samples each, '
-      f'of which {100 * right:.1f} % are right\n'
-    )
-    print(table(dict(found), options.samples))
+    return dict(found)
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  add_options(parser)
+  options = smoke.parse(parser, prompts=48, samples=2)
+  found = recording(options)
+  kinds, right = len(np.unique(found['kind'])), found['right'].mean() / options.samples
+  print(
+    f'{options.job}: {options.prompts} prompts of {kinds} kinds, {options.samples} samples each, '
+    f'of which {100 * right:.1f} % are right\n'
+  )
+  print(table(found, options.samples))
 
 
 if __name__ == '__main__':

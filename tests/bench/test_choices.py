@@ -85,6 +85,16 @@ def printed(tmp_path, capsys):
   return {line.split()[0]: line for line in text.splitlines() if ' seeds ' in line}
 
 
+def test_a_finished_run_without_its_checkpoints_is_finished(tmp_path):
+  write_run(tmp_path / 'default_0', [20] * 7, 64)
+  (tmp_path / 'default_0' / 'checkpoints' / '90').mkdir(parents=True)
+  kept = sorted(path.name for path in (tmp_path / 'default_0').iterdir())
+  choices.drop_checkpoints(str(tmp_path / 'default_0'))
+  kept.remove('checkpoints')
+  assert sorted(path.name for path in (tmp_path / 'default_0').iterdir()) == kept
+  assert choices.finished('tiny', str(tmp_path)) == {'default': {'0': f'{tmp_path}/default_0'}}
+
+
 def test_rules_of_two_passes_are_compared_with_uniform_of_two_passes(printed):
   assert list(printed) == ['uniform', 'uniform-twice', 'default-half', 'default-twice']
   assert '+0.0 ± 0.0' in printed['uniform-twice'] and '+6.0 ± 0.0' in printed['default-twice']
