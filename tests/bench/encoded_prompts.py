@@ -3,11 +3,11 @@
 python -m tests.bench.encoded_prompts --job=tiny [--prompts 1200] [--samples 8] [--orders 12] [--smoke] [--write]
 
 The samples are those of tests/bench/difficulty.py, read from --out or drawn first. The curriculum of
-configs/curriculum/answer_odds.py encodes, chooses and observes step by step, with the prompts a step of the job; the
+configs/curriculum/answer_odds.py encodes, chooses and observes, as many prompts in each step as the job has; the
 policy stays as it is, so that a prompt that comes again has the same samples, and the words of answers are known from
 the first step on. Columns: prompts encoded in a step besides its own; the share of mixed groups; the mean of 4p(1 − p)
-in the first and the second half of the steps, without bias for groups so small. Means over --orders orders of the
-prompts, which also shuffle what is chosen, ± their standard error.
+in the first and the second half of the steps, without bias for groups so small. Means over --orders
+orders of the prompts, at least 2, each with other noise of the choice, ± their standard error.
 """
 
 from __future__ import annotations
