@@ -14,6 +14,7 @@ from jaxrl_llm.config import (
   centered_scores,
   draft_heads,
   endpoint_settings,
+  environment_settings,
   exact_agreement,
   hinted_prompts,
   quantized_base,
@@ -46,7 +47,6 @@ def _used(section: str, *names: str) -> tuple[Condition, ...]:
 
 
 _ENVIRONMENT = Condition('environment')
-_NO_ENVIRONMENT = Condition('environment', 'in', ('none',))
 _NGRAM = Condition('rollout.ngram.draft')
 _WINDOWS = Condition('rollout.windows', 'above', 1)
 _TEST_EVERY = Condition('rollout.test_every', 'above', 1)
@@ -55,7 +55,6 @@ _DRAFT, _PRUNING, _STOP, _TREE = _used('rollout', 'draft', 'pruning', 'stop', 't
 _LENGTH_HEAD = Condition('rollout.length_head')
 _EARLY_EXIT = Condition('rollout.early_exit')
 _REUSE = Condition('replay.reuse')
-_HINT = Condition('curriculum.hint')
 _REFLECTED = Condition('curriculum.hint', 'in', ('reflected',))
 _WRITTEN = Condition('curriculum.hint', 'in', ('written',))
 _REPLAY_EXPERTS = Condition('learner.replay_experts')
@@ -78,8 +77,6 @@ _REFRESHED = Condition('objective.reference', 'in', ('refreshed', 'reincarnated'
 
 _OWN_LOOP = 'each is a decode loop of its own'
 _PARTS_OF_A_GROUP = 'a prompt fills several slots, and this needs the whole group in one slot'
-_OF_TURNS = ('gigpo', 'turn_grouped', 'turn_whitened', 'turn_reward_whitened')
-_TURNS = 'a row holds several turns, and this assumes a single completion'
 
 # Advantages that are zero or undefined for a single rollout.
 OF_A_GROUP = (
@@ -316,74 +313,11 @@ _POLICY_WRITES = (
   ),
 )
 
-_MULTI_TURN = (
-  *_rows(
-    (
-      Condition('objective.credit_assignment', 'in', _OF_TURNS),
-      Condition('optimizer.outer', 'in', ('last_turn_first',)),
-    ),
-    (_NO_ENVIRONMENT,),
-    'it is defined by turns, and without an environment a row has one',
-    'choose an environment, or another function',
-  ),
-  Row(
-    Condition('environment', 'in', ('discussion',)),
-    Condition('environment.turns', 'below', 3),
-    'the third turn holds the score, and without it no turn is paid',
-    'set --config.environment.turns=3',
-  ),
-  Row(
-    _ENVIRONMENT,
-    Condition('mode', 'not in', ('split',)),
-    'the environment runs on the host between two calls of the sampling program',
-    'set --config.mode=split',
-  ),
-  Row(
-    _ENVIRONMENT,
-    Condition('rollout.early_exit', 'not in', ('none', 'text')),
-    'a row that exits counts as a turn that ended, and this rule ends rows for other reasons',
-    'set --config.rollout.early_exit.fn to text or none',
-  ),
-  *_rows(
-    (_ENVIRONMENT,),
-    (
-      _REUSE,
-      Condition('replay.collect'),
-      Condition('rewards.vote'),
-      Condition('rewards.truncate'),
-      Condition('curriculum.labels'),
-      _HINT,
-      _STOP,
-      _DRAFT,
-      _PRUNING,
-      _LENGTH_HEAD,
-      _TREE,
-      _NGRAM,
-      _WINDOWS,
-      _EACH_REWARD,
-    ),
-    _TURNS,
-  ),
-  Row(
-    Condition('environment.judge', 'in', ('environment',)),
-    Condition('rewards.parts'),
-    'the rewards of the environment replace those of config.rewards',
-    'set --config.environment.judge=rewards, or leave the parts empty',
-    also=(_ENVIRONMENT,),
-  ),
-  Row(
-    Condition('environment.judge', 'in', ('environment',)),
-    Condition('evaluation.benchmark'),
-    'the rewards of the environment say nothing of the answers of a benchmark',
-    'set --config.environment.judge=rewards, or --config.environment.fn=none',
-    also=(_ENVIRONMENT,),
-  ),
-  *_rows(
-    (Condition('rewards.truncate'), Condition('curriculum.labels')),
-    (Condition('rewards.batched', label='a batched reward function'),),
-    'some completions are graded again, and a batched reward function would see them without their group',
-    "set the former's fn to none, or leave batched empty",
-  ),
+_GRADED_AGAIN = _rows(
+  (Condition('rewards.truncate'), Condition('curriculum.labels')),
+  (Condition('rewards.batched', label='a batched reward function'),),
+  'some completions are graded again, and a batched reward function would see them without their group',
+  "set the former's fn to none, or leave batched empty",
 )
 
 ROWS: tuple[Row, ...] = (
@@ -394,7 +328,8 @@ ROWS: tuple[Row, ...] = (
   *(*_GROUPS, *replayed_groups.ROWS, *teacher_settings.ROWS, *centered_scores.ROWS),
   *hinted_prompts.ROWS,
   *_POLICY_WRITES,
-  *_MULTI_TURN,
+  *environment_settings.ROWS,
+  *_GRADED_AGAIN,
   *(*endpoint_settings.ROWS, *BATCHED_TURNS, *exact_agreement.ROWS),
 )
 

@@ -3,7 +3,7 @@
 from jaxrl_llm.curriculum import allocation, hint_rules, labels
 from jaxrl_llm.curriculum.curriculum import Curriculum, HintedPosteriors, Proposal
 from jaxrl_llm.curriculum.evidence import Evidence, LengthEstimate, gather_evidence
-from jaxrl_llm.curriculum.hint_rules import HintScheduler
+from jaxrl_llm.curriculum.hint_scheduler import HintScheduler
 from jaxrl_llm.curriculum.labels import LabelRefiner
 
 __all__ = [
