@@ -12,12 +12,12 @@ import optax
 from jaxrl_llm import objective
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import demonstration_loss, teacher_spans, vocabulary_terms
+from jaxrl_llm.learner.leverage import row_leverage
 from jaxrl_llm.learner.microbatch import (
   Microbatch,
   PackedBatch,
   accumulate,
   all_log_probs,
-  leverage,
   pack,
   packed_log_probs,
   policy_weights,
@@ -112,7 +112,7 @@ def minibatch_targets(
   """Advantages and denominators of a minibatch, and the inputs that its method needs besides."""
   method, leverage_B = spec.objective.method, None
   if method.needs_norms:
-    leverage_B = leverage(spec, state.params, batch, state.base)
+    leverage_B = row_leverage(spec, state.params, batch, state.base)
   policies = objective.OtherPolicies(inputs.old)
   if method.batch_stages.reward_kl is not None:
     packed = pack(spec, batch).without_routes()

@@ -1,13 +1,15 @@
-"""Inputs of exit rules: signals of sampled tokens, and a replay of the rule over the tokens of a verified draft."""
+"""Exit rules on rows: signals of sampled tokens, the rule while decoding, and its replay over a verified draft."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.rollout import early_exit, sampling
+from jaxrl_llm.rollout.decode_records import LoopConstants, LoopState
 from jaxrl_llm.types import ABORTED, EXITED, UNFINISHED, Rollout
 
 _EXIT_KEY = 2**31 - 2  # folded into a row's key: exit rules and sampling have separate noise
@@ -31,6 +33,36 @@ def stop_reasons(decision: early_exit.ExitDecision, reason_B: jax.Array) -> jax.
   by_rule_B = jnp.where(decision.exit_S, EXITED, reason_B)
   by_rule_B = jnp.where(decision.abort_S, ABORTED, by_rule_B)
   return jnp.where(reason_B != UNFINISHED, reason_B, by_rule_B).astype(jnp.int8)
+
+
+def apply_rule(
+  constants: LoopConstants, state: LoopState, write_S: jax.Array, logits_SxV: jax.Array
+) -> LoopState:
+  """Applies the exit rule to the rows `write_S` that just took a token drawn from `logits_SxV`. Row B is dropped."""
+  rollout, row_S = state.rollout, jnp.minimum(write_S, len(constants.keys_B) - 1)
+  exit_rule, memory_BxM = constants.settings.exit_rule, rollout.memory_BxM
+  assert exit_rule is not None and memory_BxM is not None, 'prepare() adds the memory of a rule'
+  decision = exit_rule(
+    early_exit.RowSignals(
+      rollout.tokens_BxT[row_S],
+      rollout.length_B[row_S],
+      constants.cap_B[row_S],
+      *token_signals(logits_SxV),
+      exit_uniforms(constants.keys_B[row_S], rollout.length_B[row_S]),
+      memory_BxM[row_S],
+    )
+  )
+  reason_S = stop_reasons(decision, rollout.reason_B[row_S])
+  reason_B, weight_B, memory_BxM = (
+    cast(jax.Array, x) for x in (rollout.reason_B, rollout.weight_B, memory_BxM)
+  )
+  return state._replace(
+    rollout=rollout._replace(
+      reason_B=reason_B.at[write_S].set(reason_S, mode='drop'),
+      weight_B=weight_B.at[write_S].multiply(decision.weight_S, mode='drop'),
+      memory_BxM=memory_BxM.at[write_S].set(decision.memory_SxM, mode='drop'),
+    ),
+  )
 
 
 def replay_rule(

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models import attention, decoder
 from jaxrl_llm.models.mixer import Attend, RowStates
-from jaxrl_llm.rollout import carried_kv, slot_loop
+from jaxrl_llm.rollout import carried_kv, exit_signals, slot_loop
 from jaxrl_llm.rollout.decode_records import (
   CarriedKV,
   DecodeInputs,
@@ -176,7 +176,7 @@ def _iterate(constants: LoopConstants, state: LoopState) -> LoopState:
     cache=cache,
   )
   if settings.exit_rule is not None:
-    state = slot_loop.apply_exit_rule(constants, state, write_S, logits_SxV)
+    state = exit_signals.apply_rule(constants, state, write_S, logits_SxV)
   before_S, state = state.row_S, slot_loop.release_slots(constants, state)
   if constants.carried is None or len(before_S) == len(constants.keys_B):
     return state

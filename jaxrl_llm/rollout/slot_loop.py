@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models import attention, decoder, moe, shared_prompt_forward
-from jaxrl_llm.rollout import early_exit, exit_signals, queue_order, sampling
+from jaxrl_llm.rollout import early_exit, queue_order, sampling
 from jaxrl_llm.rollout.decode_records import DecodeInputs, DecodeSettings, LoopConstants, LoopState
 from jaxrl_llm.types import (
   STOPPED,
@@ -235,35 +235,6 @@ def record_top_tokens(
 def _write(x: Array, index: jax.Array | tuple[jax.Array, ...], value: jax.Array) -> jax.Array:
   """x with `value` at `index`; indices out of bounds are dropped."""
   return cast(jax.Array, x).at[index].set(value, mode='drop')
-
-
-def apply_exit_rule(
-  constants: LoopConstants, state: LoopState, write_S: jax.Array, logits_SxV: jax.Array
-) -> LoopState:
-  """Applies the exit rule to the rows `write_S` that just took a token drawn from `logits_SxV`."""
-  rollout, row_S = state.rollout, jnp.minimum(write_S, len(constants.keys_B) - 1)
-  exit_rule, memory_BxM = constants.settings.exit_rule, rollout.memory_BxM
-  assert exit_rule is not None and memory_BxM is not None, 'prepare() adds the memory of a rule'
-  decision = exit_rule(
-    early_exit.RowSignals(
-      rollout.tokens_BxT[row_S],
-      rollout.length_B[row_S],
-      constants.cap_B[row_S],
-      *exit_signals.token_signals(logits_SxV),
-      exit_signals.exit_uniforms(constants.keys_B[row_S], rollout.length_B[row_S]),
-      memory_BxM[row_S],
-    )
-  )
-  reason_S = exit_signals.stop_reasons(decision, rollout.reason_B[row_S])
-  return state._replace(
-    rollout=rollout._replace(
-      reason_B=_write(rollout.reason_B, write_S, reason_S),
-      weight_B=cast(jax.Array, rollout.weight_B)
-      .at[write_S]
-      .multiply(decision.weight_S, mode='drop'),
-      memory_BxM=_write(memory_BxM, write_S, decision.memory_SxM),
-    ),
-  )
 
 
 def release_slots(constants: LoopConstants, state: LoopState) -> LoopState:

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from jaxrl_llm import objective
-from jaxrl_llm.learner import microbatch, minibatch
+from jaxrl_llm.learner import leverage, microbatch, minibatch
 from jaxrl_llm.learner.step_spec import demonstration_spec, teacher_spec
 from jaxrl_llm.models import decoder, logprob
 
@@ -118,7 +118,7 @@ def targets(spec, state, batch, scored, inputs):
   method, group = spec.objective.method, spec.layout.group
   leverage_B = None
   if method.needs_norms:
-    leverage_B = microbatch.leverage(spec, state.params, batch, state.base)
+    leverage_B = leverage.row_leverage(spec, state.params, batch, state.base)
   shape = batch.rollout.tokens_BxT.shape
   free = batch._replace(rollout=batch.rollout._replace(expert_BxTxNxk=None))
   arrays, policies = {}, objective.OtherPolicies()

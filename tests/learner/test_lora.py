@@ -32,7 +32,7 @@ from jaxrl_llm.config import loading as configs
 from jaxrl_llm.config.schema import LoraConfig
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import compile as programs
-from jaxrl_llm.learner import empty_records, lora, microbatch
+from jaxrl_llm.learner import empty_records, leverage, lora, microbatch
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import decoder
@@ -281,7 +281,7 @@ def test_norms_of_rows_are_those_of_the_adapters_gradient():
   base, adapter = decoder.init(MODEL, 0), drawn()
   batch = jax.tree.map(jnp.asarray, graded(spec(), base))
   p = adapted()
-  got = jax.jit(lambda a: microbatch.leverage(p, a, batch, base))(adapter)
+  got = jax.jit(lambda a: leverage.row_leverage(p, a, batch, base))(adapter)
 
   def answer(adapter):
     weights = lora.merge(base, adapter, 6.0)

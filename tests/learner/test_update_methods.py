@@ -12,7 +12,7 @@ from jaxrl_llm import objective
 from jaxrl_llm.checkpointing import checkpoint
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import compile as programs
-from jaxrl_llm.learner import empty_records, inner_steps, microbatch
+from jaxrl_llm.learner import empty_records, inner_steps, leverage, microbatch
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import decoder
@@ -357,7 +357,7 @@ def test_leverage_is_the_norm_of_the_rows_own_gradient(batch):
   length_B = np.array(batch.rollout.length_B)
   length_B[3] = 0
   batch = batch._replace(rollout=batch.rollout._replace(length_B=length_B))
-  got = jax.jit(lambda q: microbatch.leverage(p, q, jax.tree.map(jnp.asarray, batch)))(params)
+  got = jax.jit(lambda q: leverage.row_leverage(p, q, jax.tree.map(jnp.asarray, batch)))(params)
   assert float(got[3]) == -np.inf
   real = np.arange(batch.rollout.tokens_BxT.shape[1])[None] < length_B[:, None]
   tokens_BxT = jnp.asarray(batch.rollout.tokens_BxT)
