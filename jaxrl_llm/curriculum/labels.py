@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
-from jaxrl_llm.curriculum.answer_consensus import mode, refined
+from jaxrl_llm.curriculum.answer_consensus import majority, refined
 from jaxrl_llm.types import UserError
 
 _MAX_VISITS = 64  # stored per prompt: more than the epochs of a run
@@ -31,7 +31,7 @@ class SuspectLabel(NamedTuple):
 class LabelRefiner:
   """Majority answers over visits: `observe` records, `label` returns the one to grade by, `suspects` lists changes."""
 
-  def __init__(self, *, min_slope: float = 0.05, after: int = 4):
+  def __init__(self, *, min_slope: float = 0.05, after: int = 5):
     """`min_slope` share per visit; `after` visits without a change. Raises UserError for invalid numbers.
 
     arXiv:2604.03993 (OLR).
@@ -49,7 +49,7 @@ class LabelRefiner:
   def observe(self, index_P: Sequence[int], answers_PxG: Sequence[Sequence[str | None]]) -> None:
     """Records the majority of each visited prompt's answers; the last 64 visits count. arXiv:2604.03993 (OLR)."""
     for prompt, answers in zip(index_P, answers_PxG, strict=True):
-      answer, share = mode(answers)
+      answer, share = majority(answers)
       answer_V, share_V = self._visits.setdefault(int(prompt), ([], []))
       answer_V.append(answer)
       share_V.append(share)
@@ -91,7 +91,7 @@ def none() -> None:
   return None
 
 
-def majority_refined(*, min_slope: float = 0.05, after: int = 4) -> LabelRefiner:
+def majority_refined(*, min_slope: float = 0.05, after: int = 5) -> LabelRefiner:
   """A label is replaced by the unique majority answer of the group if its share has grown and most visits agree.
 
   From visit `after` + 1 on, with a slope of the majority's share of at least `min_slope` per visit; evaluated at every

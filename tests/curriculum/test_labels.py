@@ -7,26 +7,28 @@ import json
 import numpy as np
 import pytest
 
-from jaxrl_llm.curriculum.answer_consensus import mode, refined, slope
+from jaxrl_llm.curriculum.answer_consensus import majority, refined, slope
 from jaxrl_llm.curriculum.labels import LabelRefiner, SuspectLabel
 from jaxrl_llm.types import UserError
 
-RISING = [0.25, 0.375, 0.5, 0.625, 0.75]
+RISING = [0.25, 0.375, 0.5, 0.625, 0.75, 0.875]
 
 
 @pytest.mark.parametrize(
   'answers, value, share',
   [
     ('aab', 'a', 2 / 3),
-    ('aabb', None, 0.5),
-    ('abc', None, 1 / 3),
-    (['a', None, None], 'a', 1 / 3),  # no answer is no candidate, and counts in the group
+    ('aabb', None, 0.0),
+    ('abc', None, 0.0),
+    ('a', 'a', 1.0),
+    (['a', 'a', None], 'a', 2 / 3),
+    (['a', None, None], None, 0.0),  # each completion without an answer is one of its own
     ([None, None], None, 0.0),
     ([], None, 0.0),
   ],
 )
-def test_the_mode_is_unique_or_none(answers, value, share):
-  assert mode(list(answers)) == (value, pytest.approx(share))
+def test_the_majority_is_unique_or_none(answers, value, share):
+  assert majority(list(answers)) == (value, pytest.approx(share))
 
 
 def test_slope_is_that_of_least_squares():
@@ -35,21 +37,23 @@ def test_slope_is_that_of_least_squares():
   assert slope([0.3]) == slope([]) == 0
 
 
-def test_a_majority_that_grows_and_stays_becomes_the_label_from_the_fifth_visit():
-  assert refined(['b'] * 5, RISING) == 'b'
-  assert refined(['b'] * 4, RISING[1:]) is None  # too early
-  assert refined(['b'] * 4, RISING[1:], after=3) == 'b'
+def test_a_majority_that_grows_and_stays_becomes_the_label_from_the_sixth_visit():
+  assert refined(['b'] * 6, RISING) == 'b'
+  assert refined(['b'] * 5, RISING[1:]) is None  # too early
+  assert refined(['b'] * 5, RISING[1:], after=4) == 'b'
 
 
 @pytest.mark.parametrize(
   'answers, shares',
   [
-    ('bbbbb', [0.75] * 5),  # sure, but from the start
-    ('bbbbb', RISING[::-1]),
-    ('bbbbb', [0.5, 0.54, 0.58, 0.62, 0.66]),  # 0.04 a visit
-    ('aaabb', RISING),  # not the mode of its history
-    ('aabbc', RISING),  # nor is there one
-    (['b', 'b', 'b', 'b', None], RISING),  # none now
+    ('bbbbbb', [0.75] * 6),  # sure, but from the start
+    ('bbbbbb', RISING[::-1]),
+    ('bbbbbb', [0.5, 0.54, 0.58, 0.62, 0.66, 0.7]),  # 0.04 a visit
+    ('aaaabb', RISING),  # not the mode of its history
+    ('aacbbc', RISING),  # nor is there one
+    ([None, None, 'a', None, 'b', 'b'], RISING),  # ties are the mode
+    ([None, None, 'a', 'c', 'b', 'b'], RISING),  # or as frequent
+    (['b', 'b', 'b', 'b', 'b', None], RISING),  # none now
   ],
 )
 def test_otherwise_the_given_label_stays(answers, shares):
@@ -57,7 +61,7 @@ def test_otherwise_the_given_label_stays(answers, shares):
 
 
 def test_the_threshold_itself_counts():
-  assert refined(['b'] * 5, [0.0, 0.25, 0.5, 0.75, 1.0], min_slope=0.25) == 'b'
+  assert refined(['b'] * 6, [0.0, 0.125, 0.25, 0.375, 0.5, 0.625], min_slope=0.125) == 'b'
 
 
 def visits(care, prompt, *groups):
@@ -67,12 +71,12 @@ def visits(care, prompt, *groups):
 
 def test_care_uses_the_label_of_now_and_takes_it_back():
   care = LabelRefiner()
-  visits(care, 7, 'aabc', 'abbc', 'abbc', 'bbbc')
+  visits(care, 7, 'aabc', 'abbc', 'abbc', 'abbc', 'bbbc')
   assert care.label(7, 'a') == 'a'
   visits(care, 7, 'bbbb')
   assert care.label(7, 'a') == 'b' and care.label(8, 'a') == 'a'
   given = ['a'] * 9
-  assert care.suspects(given.__getitem__) == [SuspectLabel(7, 'a', 'b', 1.0, 5)]
+  assert care.suspects(given.__getitem__) == [SuspectLabel(7, 'a', 'b', 1.0, 6)]
   assert care.suspects(lambda index: 'b') == [], 'a majority that agrees accuses nobody'
   visits(care, 7, 'abcd')
   assert care.label(7, 'a') == 'a' and care.suspects(given.__getitem__) == []
