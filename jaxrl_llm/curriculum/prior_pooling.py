@@ -106,8 +106,8 @@ def anchors(
   F₀, F₁: pass rates of a weak and a strong model, the fields `weak` and `strong` of the data; 0 and 1 for all where a
   name is empty. The position c of the policy between them: c ← 0.9c + 0.1(mean r − mean F₀)/(mean F₁ − mean F₀ + 1e-6)
   over the visited prompts; the first step sets it. Visited prompts gain their k and n − k, all others ρG·p̃ and
-  ρG·(1 − p̃): with evidence_decay.step that is α ← (1 − λ)α + λ + (1 − ρ)s + ρG·p̃. `adaptive` halves ρ after a step in
-  which the mean error of p̃ over the visited prompts is at least 0.25, from the next step on (that order is ours).
+  ρG·(1 − p̃): with evidence_decay.step that is α ← (1 − λ)α + λ + (1 − ρ)s + ρG·p̃. `adaptive` halves ρ from a step on
+  in which the mean error of p̃ over the visited prompts is at least 0.25.
   Raises UserError where a row lacks a rate. arXiv:2510.26374 (BOTS).
   """
   setting_checks.check_range('prior_pooling.rho', rho, 0, 1)
@@ -134,10 +134,10 @@ def anchors(
       return state, np.zeros((2, dataset.size), np.float32)
     p_N = np.clip(weak_N + np.float32(ability) * gap_N, 0, 1)
     missed = bool(len(at)) and np.abs(p_N[at] - rate_V).mean() >= 0.25
+    rho_now = rho_now / 2 if adaptive and missed else rho_now
     gained = np.float32(rho_now * dataset.group) * np.stack([p_N, 1 - p_N])
     gained[:, at] = evidence.right_V, _wrong(evidence)
-    after = rho_now / 2 if adaptive and missed else rho_now
-    return dict(capability=ability, rho=np.asarray(after)), gained
+    return dict(capability=ability, rho=np.asarray(rho_now)), gained
 
   return PriorPool(
     dict(capability=np.array(np.nan), rho=np.array(float(rho))), _even(dataset), learn

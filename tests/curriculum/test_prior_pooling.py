@@ -40,14 +40,14 @@ class Bots:
       min(max(w + self.c * (s - w), 0), 1) for w, s in zip(self.weak, self.strong, strict=True)
     ]
     miss = mean([abs(guess[i] - k / G) for i, k in seen.items()])
+    if self.adaptive and miss >= 0.25:
+      self.rho /= 2
     for i in range(N):
       right, wrong = (seen[i], G - seen[i]) if i in seen else (0, 0)
       p = seen[i] / G if i in seen else guess[i]
       keep, rho = self.decay, self.rho
       self.alpha[i] = keep * self.alpha[i] + (1 - keep) + (1 - rho) * right + rho * G * p
       self.beta[i] = keep * self.beta[i] + (1 - keep) + (1 - rho) * wrong + rho * G * (1 - p)
-    if self.adaptive and miss >= 0.25:
-      self.rho /= 2
 
 
 @pytest.mark.parametrize('adaptive', [False, True])
