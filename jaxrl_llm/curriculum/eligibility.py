@@ -53,8 +53,8 @@ def retire(
 def streaks(
   dataset: DatasetInfo,
   *,
-  easy: float = 0.98,
-  hard: float = 0.11,
+  easy: float = 0.978,
+  hard: float = 0.011,
   target: float = 0.25,
   start: float = 0.5,
   step: float = 0.01,
@@ -63,10 +63,12 @@ def streaks(
 ) -> EligibilityRule:
   """Skipped with probability 1 − max(p^c, 0.01), c the length of the current streak of easy or of hard visits.
 
-  Easy is a rate of at least 0.98, hard a rate of at most 0.11 (all wrong, at G = 8), each with its p. In a step with a
-  revisited prompt, p_easy ← p_easy − 0.01 if at least a third of `target` of the groups were easy, else + 0.01; p_hard
-  likewise by two thirds; both stay in [0.05, 0.95]. (The paper waits for the end of the first epoch, which is the same
-  for a stream.) Skipped prompts are not replaced by further rollouts. arXiv:2506.02177 (GRESO), official code.
+  Easy is a rate of at least `easy`, hard one of at most `hard`, each with its p; the official marks are 0.98 and 0.11
+  of rewards of 1 and 0.1, which are these rates. After a call with a revisited prompt, p_easy ← p_easy − 0.01 if at
+  least a third of `target` of the groups were easy, else + 0.01; p_hard likewise by two thirds; both stay in
+  [0.05, 0.95]. The official code moves them once a batch, by all its calls. (The paper waits for the end of the first
+  epoch, which is the same for a stream.) Skipped prompts are not replaced by further rollouts.
+  arXiv:2506.02177 (GRESO), official code.
   """
   for name, value in dict(
     easy=easy, hard=hard, target=target, start=start, step=step, floor=floor, share=share
