@@ -70,7 +70,7 @@ def chord(
   0.9, 0.05, 0, 200 and φ = 1.
   """
   del right_P
-  place = jnp.clip((step - warmup) / max(decay, 1), 0.0, 1.0)
+  place = jnp.clip((step - warmup) / decay, 0.0, 1.0) if decay else 1.0
   fall = low + (high - low) * (1 + jnp.cos(jnp.pi * place)) / 2
   share = jnp.where(step < warmup, high * step / max(warmup, 1), fall)
   return Plan(
