@@ -1,8 +1,9 @@
 """MoPPS, arXiv:2507.04632: a Beta posterior per prompt, one Thompson draw each, the draws nearest to one half.
 
 python -m jaxrl_llm.main --config=mopps
-Numbers: prior Beta(1, 1), target 0.5 and decay 0.5 a visit are the official code's (1 on MATH, which decays nothing),
-and so are windows of 16 times the batch from a shuffled stream. All other settings are those of dapo.py.
+Numbers: prior Beta(1, 1) and target 0.5 are the official code's. Its runs on MATH have windows of 16 times the batch
+from a shuffled stream and no decay, its others 8 times and decay 0.5 a visit; here 16 times and 0.5. All other settings
+are those of dapo.py.
 """
 
 

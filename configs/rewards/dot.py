@@ -4,8 +4,8 @@ python -m jaxrl_llm.main --config=dot
 Default job: SmolLM2-135M-Instruct on short sums.
 Numbers: the paper cuts completions that exceed the mean by 3 standard deviations and 32 tokens; for groups of 16 and
 a cap of 16 tokens we use 2 and 2. Its KL-Cov and its prediction of which prompts to sample are left out (the
-curriculum does that here). Zero-variance groups leave the loss, as in its dynamic sampling. Learning rate and batch
-are ours, for a 135M model on a laptop.
+curriculum does that here); the clip and the mean over tokens are ours, its mean is over rows. Zero-variance groups
+leave the loss, as in its dynamic sampling. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

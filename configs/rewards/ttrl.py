@@ -2,8 +2,9 @@
 
 python -m jaxrl_llm.main --config=ttrl
 Default job: SmolLM2-135M-Instruct on short sums. critic/vote_accuracy is the share of right votes.
-Numbers: twice as many rollouts vote as are learned from, as in the official code (64 and 32); 16 and 8 are ours, as
-is the rule for ties, the first answer. Its KL to the first policy is left out, its clip is GRPO's. Learning rate and
+Numbers: twice as many rollouts vote as are learned from, as in the official code (64 and 32), and of a tie the first
+answer wins; 16 and 8 are ours. Its KL to the first policy and its bound of 3 on ratios of negative advantages are
+left out. There a completion without an answer votes for the empty answer; here it has no vote. Learning rate and
 batch are ours, for a 135M model on a laptop. The vote makes a model that is mostly wrong worse: start from one that
 is mostly right.
 """

@@ -76,7 +76,8 @@ def median_centered(
 ) -> jax.Array:
   """A = (R − median_g) / (MAD_g + eps) · n / #{A ≠ 0}, MAD = median |R − median_g|.
 
-  The median rollout of an odd group has zero advantage; the others are rescaled by n / (number of nonzero). Rewards of
+  The median rollout of an odd group has zero advantage; the others are rescaled by n / (number of nonzero), as in the
+  official trainer for GSM8K, whose n − 1 other rows are the denominator; that for MATH does not rescale. Rewards of
   0 and 1 have a MAD of 0 in most groups, and A is then 1/eps: use graded rewards or a larger eps.
   arXiv:2601.22582 (MC-GRPO).
   """
@@ -368,7 +369,8 @@ def nudged(
 ) -> jax.Array:
   """A = z_group((R − mean_c) + between·(mean_c − mean_g)), mean_c over the group's rows of the same context.
 
-  Rows without a context have R − mean_g before z_group. between = 1 is GRPO. arXiv:2605.15726 (NudgeRL).
+  Rows without a context have R − mean_g before z_group. between = 1 is GRPO. The official std is over n.
+  arXiv:2605.15726 (NudgeRL).
   """
   exists = _exists(length_PxG)
   reward = jnp.where(exists > 0, reward_PxG, 0.0)

@@ -46,7 +46,8 @@ def interpolated(tokens: Tokens) -> jax.Array:
   """log π_b + α·(log π − log π_b), α = (age − batch_steps) / age: no forward pass.
 
   `age` is the number of optimizer steps since a token was sampled, `batch_steps` the number taken on this batch. Exact
-  before the first of these, and for tokens sampled by the weights at the start of the batch. arXiv:2505.24298 (AReaL).
+  before the first of these, and for tokens sampled by the weights at the start of the batch. The official α is
+  (d − 1) / d throughout a batch, for a token d training steps old. arXiv:2505.24298 (AReaL).
   """
   steps = tokens.steps
   age_BxT, batch_steps_BxT = present(steps.age_BxT), present(steps.batch_steps_BxT)

@@ -31,7 +31,7 @@ def lenient(
 
   ℓ → ∞ accepts every draft, ℓ = 0 none. ℓ = 1 is the rule of speculative sampling except for the replacement of the
   first rejected token. It is drawn from π_new and not from the residual (π_new − π_old)⁺. So the result is no exact
-  sample of π_new, as in the official code. Its defaults: ℓ = e^0.5 with GRPO, e^0.15 with DAPO.
+  sample of π_new, as in the official code. The paper has ℓ = e^0.5 with GRPO and e^0.15 with DAPO.
   arXiv:2509.23232 (SPEC-RL).
   """
   logits_BxTxV = logits_BxTxV / temperature

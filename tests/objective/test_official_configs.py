@@ -26,6 +26,8 @@ GOLDENS = {
   'clpo': ('clpo', {'kl.coef'}),
   'r3l': ('r3l', set()),
   'score_centering': ('score_centering', set()),
+  'chord': ('chord', set()),
+  'mc_grpo': ('mc_grpo', {'advantage.eps'}),
   'hpt': ('hpt', {'sft_loss.weight'}),
   'spear': ('spear', set()),
   'sdpo': ('sdpo', {'distillation.prompt_tokens'}),
