@@ -64,7 +64,7 @@ def stub_interpreter(folder: pathlib.Path, ready: dict) -> str:
   path = folder / 'python'
   lines = (f'#!{sys.executable}', 'import pathlib, sys')
   lines += (f'pathlib.Path({str(folder / "arguments")!r}).write_text(" ".join(sys.argv[1:]))',)
-  lines += (f'print({json.dumps(ready)!r})', 'sys.stdin.read()')
+  lines += (f'print({json.dumps(ready)!r}, flush=True)', 'sys.stdin.read()')
   path.write_text('\n'.join(lines))
   path.chmod(0o700)
   return str(path)
