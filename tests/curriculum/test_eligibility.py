@@ -44,6 +44,17 @@ def test_streaks_count_trailing_visits_of_one_sort():
   assert not again['streak'][:, :2].any() and state['streak'][0, 0] == 3  # pure
 
 
+@pytest.mark.parametrize('n', [4, 8, 10, 16, 32])
+def test_marks_part_groups_as_the_official_mean_rewards_do(n):
+  """Rewards of 1 and 0.1: at least 0.98 is easy, at most 0.11 is hard."""
+  right = np.arange(n + 1)
+  reward = (right + 0.1 * (n - right)) / n
+  made = eligibility.streaks(FACTS._replace(size=n + 1))
+  seen = StepEvidence(0, right, right, np.full(n + 1, n), np.ones(n + 1, bool), 0.0 * right)
+  streak = made.learn(made.state, seen)['streak']
+  np.testing.assert_array_equal(streak, [reward >= 0.98, reward <= 0.11])
+
+
 def test_a_long_streak_keeps_a_floor_and_does_not_wrap():
   made = eligibility.streaks(FACTS, floor=0.01)
   state = made.state

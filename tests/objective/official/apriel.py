@@ -27,11 +27,8 @@ OFFICIAL = lib.Official(
   'Apache-2.0',
 )
 BUFFER = 4  # tokens, of rows of 6
-SCALES = (
-  (1.0, 1.0),
-  (0.5, 0.5),
-  (2.0, 0.3),
-)  # (power, failure): the config, the code's branches, another
+# (power, failure): those of the config, of the code's branches, others
+SCALES = ((1.0, 1.0), (0.5, 0.5), (2.0, 0.3))
 SEEDS = (0, 1)
 MUTANTS = {
   'no success rate': (reward_shaping, 'solved_Px1**power', '1.0'),

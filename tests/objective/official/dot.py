@@ -27,11 +27,8 @@ OFFICIAL = lib.Official(
 )
 P, G, T, PROMPT = 24, 16, 400, 3
 ANSWER = 7  # the token that makes a row right
-SETTINGS_OF = (
-  (3.0, 32),
-  (2.0, 2),
-  (1.0, 1),
-)  # (deviations, tokens): the official ones, those of dot.py
+# (deviations, tokens): the official ones, those of dot.py, others
+SETTINGS_OF = ((3.0, 32), (2.0, 2), (1.0, 1))
 WITHOUT = {'*': 'its inputs are lengths and places of answers'}
 SEEDS = (0, 1, 2)
 MUTANTS = {
